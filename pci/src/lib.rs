@@ -1,1 +1,28 @@
-//! (being written)
+//! What PCI Express says, as data and functions: no kernel, no files, no threads, no clocks.
+//!
+//! | question | module |
+//! |---|---|
+//! | how is a function named, and what ids does it carry? | [`address`], [`ids`] |
+//! | which bytes of which dword does an access touch? | [`access`] |
+//! | what does a register keep of a write? | [`config`] |
+//! | where does a BAR decode? | [`bar`] |
+//! | what must every function be able to do? | [`function`] |
+//! | what must the machine change after a write? | [`effect`] |
+//! | how does a function reach interrupts and memory? | [`seams`] |
+//! | what hangs on what, and at which numbers? | [`topology`] |
+//! | who answers a configuration cycle? | [`hierarchy`] |
+//!
+//! A register write returns what it changed ([`function::Changes`]); [`hierarchy`] turns that into [`effect::Effect`]s
+//! over the whole tree; the virtual machine monitor alone carries effects out.
+#![forbid(unsafe_code)]
+
+pub mod access;
+pub mod address;
+pub mod bar;
+pub mod config;
+pub mod effect;
+pub mod function;
+pub mod ids;
+pub mod link;
+pub mod seams;
+pub mod topology;

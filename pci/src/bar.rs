@@ -1,0 +1,331 @@
+//! Base address registers: what a function asks for, what sizing reads, where it decodes.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::access::Lanes;
+
+/// Number of a base address register, 0 to 5. The upper half of a 64-bit BAR has no number of its own.
+pub type BarIndex = u8;
+
+/// Address space and width of a BAR.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BarKind {
+    /// Memory, 32-bit address.
+    Memory32,
+    /// Memory, 64-bit address; takes two registers.
+    Memory64,
+    /// I/O ports.
+    Io,
+}
+
+/// What a BAR asks for (PCIe 6.0 7.5.1.2.1). Guests see exactly these flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BarSpec {
+    /// Address space and width.
+    pub kind: BarKind,
+    /// The prefetchable bit (memory only).
+    pub prefetchable: bool,
+    /// Bytes, a power of two: 16 or more for memory, 4 to 256 for I/O.
+    pub size: u64,
+}
+
+impl BarSpec {
+    /// Largest size of a memory BAR, 512 GiB here by policy; 64-bit only above 2 GiB.
+    pub const LARGEST: u64 = 512 << 30;
+
+    /// The flag bits in the low nibble of the register.
+    #[must_use]
+    pub const fn flags(self) -> u32 {
+        match self.kind {
+            BarKind::Io => 1,
+            BarKind::Memory32 => (self.prefetchable as u32) << 3,
+            BarKind::Memory64 => 4 | (self.prefetchable as u32) << 3,
+        }
+    }
+
+    /// Whether the register decodes memory.
+    #[must_use]
+    pub const fn is_memory(self) -> bool {
+        !matches!(self.kind, BarKind::Io)
+    }
+
+    fn check(self, bar: usize) -> Result<(), BarError> {
+        let (least, most) = match self.kind {
+            BarKind::Io => (4, 256),
+            BarKind::Memory32 => (16, 2 << 30),
+            BarKind::Memory64 => (16, Self::LARGEST),
+        };
+        if !self.size.is_power_of_two() || self.size < least || self.size > most {
+            return Err(BarError::Size { bar, size: self.size, least, most });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for BarSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            BarKind::Memory32 => "mem32",
+            BarKind::Memory64 => "mem64",
+            BarKind::Io => "io",
+        };
+        write!(f, "{kind} {}{}", Size(self.size), if self.prefetchable { " pref" } else { "" })
+    }
+}
+
+/// Bytes, shown in the largest unit that divides them: `16M`, `128G`, `256`.
+#[derive(Debug, Clone, Copy)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
+            if self.0 != 0 && self.0.trailing_zeros() >= shift {
+                return write!(f, "{}{unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{}", self.0)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Slot {
+    Empty,
+    Low { spec: BarSpec, address: u64 },
+    Upper,
+}
+
+/// The six base address registers of a function and its decode enables. Bridges use the first two.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bars {
+    slots: [Slot; 6],
+    /// Memory space enable, command bit 1.
+    pub memory_enabled: bool,
+    /// I/O space enable, command bit 0.
+    pub io_enabled: bool,
+}
+
+/// A memory BAR that decodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decoded {
+    /// Which register.
+    pub bar: BarIndex,
+    /// First guest-physical address.
+    pub at: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Prefetchable bit.
+    pub prefetchable: bool,
+}
+
+impl Default for Bars {
+    fn default() -> Self {
+        Self { slots: [Slot::Empty; 6], memory_enabled: false, io_enabled: false }
+    }
+}
+
+impl Bars {
+    /// Registers for `specs`, addresses 0, decode off. Fails on a bad size or on a 64-bit BAR whose upper half is taken.
+    pub fn new(specs: &[Option<BarSpec>; 6]) -> Result<Self, BarError> {
+        let mut bars = Self::default();
+        let mut upper = false;
+        for (bar, (slot, spec)) in bars.slots.iter_mut().zip(specs).enumerate() {
+            *slot = match (*spec, upper) {
+                (Some(_), true) => return Err(BarError::Overlap { bar }),
+                (None, true) => Slot::Upper,
+                (None, false) => Slot::Empty,
+                (Some(spec), false) => {
+                    spec.check(bar)?;
+                    Slot::Low { spec, address: 0 }
+                }
+            };
+            upper = !upper && matches!(spec, Some(BarSpec { kind: BarKind::Memory64, .. }));
+        }
+        if upper { Err(BarError::Overlap { bar: 6 }) } else { Ok(bars) }
+    }
+
+    /// What BAR `bar` asks for; `None` for an empty register or an upper half.
+    #[must_use]
+    pub fn spec(&self, bar: BarIndex) -> Option<BarSpec> {
+        match self.slots.get(usize::from(bar)) {
+            Some(Slot::Low { spec, .. }) => Some(*spec),
+            _ => None,
+        }
+    }
+
+    /// All BARs with their number and what they ask for.
+    pub fn specs(&self) -> impl Iterator<Item = (BarIndex, BarSpec)> + '_ {
+        (0..6).filter_map(|bar| Some((bar, self.spec(bar)?)))
+    }
+
+    /// The address in the register, whether or not it decodes.
+    #[must_use]
+    pub fn address(&self, bar: BarIndex) -> Option<u64> {
+        match self.slots.get(usize::from(bar)) {
+            Some(Slot::Low { address, .. }) => Some(*address),
+            _ => None,
+        }
+    }
+
+    /// Programs an address, as firmware would; low bits below the size are dropped. Empty registers keep nothing.
+    pub fn set_address(&mut self, bar: BarIndex, at: u64) {
+        if let Some(Slot::Low { spec, address }) = self.slots.get_mut(usize::from(bar)) {
+            *address = at & !(spec.size - 1) & if spec.kind == BarKind::Memory64 { u64::MAX } else { 0xFFFF_FFFF };
+        }
+    }
+
+    /// Reads register `register` (0 to 5): the address with the flag bits. Empty registers read 0.
+    #[must_use]
+    pub fn read(&self, register: usize) -> u32 {
+        match self.slots.get(register) {
+            Some(Slot::Low { spec, address }) => low_half(*address) | spec.flags(),
+            Some(Slot::Upper) => match register.checked_sub(1).and_then(|below| self.slots.get(below)) {
+                Some(Slot::Low { address, .. }) => high_half(*address),
+                _ => 0,
+            },
+            _ => 0,
+        }
+    }
+
+    /// Writes register `register`: bits below the size and flag bits keep nothing, so an all-ones write sizes the BAR.
+    /// Returns whether the address changed.
+    pub fn write(&mut self, register: usize, lanes: Lanes, value: u32) -> bool {
+        let mask = lanes.mask();
+        let (low, upper) = match self.slots.get(register) {
+            Some(Slot::Low { .. }) => (register, false),
+            Some(Slot::Upper) => (register.saturating_sub(1), true),
+            _ => return false,
+        };
+        let Some(Slot::Low { spec, address }) = self.slots.get_mut(low) else { return false };
+        let merge = |old: u32| (old & !mask) | (value & mask);
+        let new = if upper {
+            u64::from(merge(high_half(*address))) << 32 | u64::from(low_half(*address))
+        } else {
+            u64::from(high_half(*address)) << 32 | u64::from(merge(low_half(*address)))
+        };
+        let new = new & !(spec.size - 1);
+        let changed = new != *address;
+        *address = new;
+        changed
+    }
+
+    /// Memory BARs that decode: memory space is enabled and the address is neither 0 nor past the address space.
+    pub fn decoded(&self) -> impl Iterator<Item = Decoded> + '_ {
+        self.specs().filter_map(|(bar, spec)| {
+            let at = self.address(bar)?;
+            let decodes = self.memory_enabled && spec.is_memory() && at != 0 && at.checked_add(spec.size).is_some();
+            decodes.then_some(Decoded { bar, at, size: spec.size, prefetchable: spec.prefetchable })
+        })
+    }
+
+    /// Addresses to 0 and decode off, as after a reset.
+    pub fn reset(&mut self) {
+        self.memory_enabled = false;
+        self.io_enabled = false;
+        for slot in &mut self.slots {
+            if let Slot::Low { address, .. } = slot {
+                *address = 0;
+            }
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
+const fn low_half(value: u64) -> u32 {
+    value as u32
+}
+
+const fn high_half(value: u64) -> u32 {
+    low_half(value >> 32)
+}
+
+/// A set of BARs that no function can have.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BarError {
+    /// The size is no power of two or out of range.
+    #[error("BAR {bar} has size {size:#x}: it must be a power of two from {least:#x} to {most:#x}")]
+    Size {
+        /// Register.
+        bar: usize,
+        /// Asked for.
+        size: u64,
+        /// Least possible.
+        least: u64,
+        /// Most possible.
+        most: u64,
+    },
+    /// A register is the upper half of a 64-bit BAR and also used by itself, or the pair runs past register 5.
+    #[error("BAR {bar} is needed for the upper half of the 64-bit BAR before it")]
+    Overlap {
+        /// Register.
+        bar: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mem64(size: u64) -> Option<BarSpec> {
+        Some(BarSpec { kind: BarKind::Memory64, prefetchable: true, size })
+    }
+
+    fn bars() -> Bars {
+        let small = Some(BarSpec { kind: BarKind::Memory32, prefetchable: false, size: 16 << 20 });
+        Bars::new(&[small, mem64(128 << 30), None, None, None, None]).unwrap()
+    }
+
+    #[test]
+    fn sizing_reads_give_the_size_and_the_flags() {
+        let mut bars = bars();
+        for register in 0..6 {
+            bars.write(register, Lanes::ALL, 0xFFFF_FFFF);
+        }
+        let read: Vec<u32> = (0..6).map(|n| bars.read(n)).collect();
+        assert_eq!(read, [0xFF00_0000, 0x0000_000C, 0xFFFF_FFE0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn case_a2_width_and_prefetch_bits_are_the_device_s_own() {
+        let specs = [
+            (BarKind::Memory32, false, 0),
+            (BarKind::Memory32, true, 8),
+            (BarKind::Memory64, false, 4),
+            (BarKind::Memory64, true, 12),
+        ];
+        for (kind, prefetchable, flags) in specs {
+            let spec = BarSpec { kind, prefetchable, size: 4096 };
+            let bars = Bars::new(&[Some(spec), None, None, None, None, None]).unwrap();
+            assert_eq!(bars.read(0) & 0xF, flags);
+        }
+    }
+
+    #[test]
+    fn case_c13_odd_layouts_are_shown_as_they_are() {
+        let wide = Some(BarSpec { kind: BarKind::Memory64, prefetchable: false, size: 0x4000 });
+        let mut bars = Bars::new(&[None, None, wide, None, wide, None]).unwrap();
+        for register in 0..6 {
+            bars.write(register, Lanes::ALL, 0xFFFF_FFFF);
+        }
+        let read: Vec<u32> = (0..6).map(|n| bars.read(n)).collect();
+        assert_eq!(read, [0, 0, 0xFFFF_C004, 0xFFFF_FFFF, 0xFFFF_C004, 0xFFFF_FFFF]);
+    }
+
+    #[test]
+    fn a_sizing_value_decodes_nothing_past_the_address_space() {
+        let mut bars = bars();
+        bars.memory_enabled = true;
+        bars.write(1, Lanes::ALL, 0xFFFF_FFFF);
+        bars.write(2, Lanes::ALL, 0xFFFF_FFFF);
+        assert!(bars.decoded().all(|d| d.at.checked_add(d.size).is_some()));
+    }
+
+    #[test]
+    fn a_pair_needs_both_registers() {
+        assert_eq!(Bars::new(&[mem64(64), mem64(64), None, None, None, None]), Err(BarError::Overlap { bar: 1 }));
+        assert_eq!(Bars::new(&[None, None, None, None, None, mem64(64)]), Err(BarError::Overlap { bar: 6 }));
+        assert!(Bars::new(&[mem64(48), None, None, None, None, None]).is_err());
+    }
+}

@@ -1,0 +1,32 @@
+//! What the machine must change after a configuration write.
+
+use crate::bar::BarIndex;
+use crate::function::FunctionId;
+
+/// One consequence. Effects of one write are applied in order, all of them, before the next write of any function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// The BAR decodes and every bridge above forwards to it: it is reachable at `at`. Replaces an earlier place.
+    Map {
+        /// Whose.
+        function: FunctionId,
+        /// Which.
+        bar: BarIndex,
+        /// First guest-physical address.
+        at: u64,
+    },
+    /// The BAR is not reachable; it often returns to the same place.
+    Hide {
+        /// Whose.
+        function: FunctionId,
+        /// Which.
+        bar: BarIndex,
+    },
+    /// The function may (or may not) send memory requests: its own bus master enable and that of every bridge above.
+    BusMaster {
+        /// Whose.
+        function: FunctionId,
+        /// May it.
+        on: bool,
+    },
+}

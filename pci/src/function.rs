@@ -1,0 +1,113 @@
+//! What every function can do, whatever it is: answer configuration cycles and BAR accesses, be reset, leave.
+
+use std::sync::{Arc, Mutex};
+
+use bitflags::bitflags;
+
+use crate::access::{Access, Reg};
+use crate::bar::{BarIndex, Bars};
+
+/// Stable name of a function for the life of the machine: its index in the plan, never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FunctionId(pub u32);
+
+bitflags! {
+    /// What a configuration write changed, in the function's own terms; it knows nothing of the bridges above it.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct Changes: u8 {
+        /// A decode enable or a BAR's address.
+        const DECODE = 1 << 0;
+        /// Bus master enable.
+        const BUS_MASTER = 1 << 1;
+        /// A bridge's bus numbers.
+        const BUS_RANGE = 1 << 2;
+        /// A bridge's memory windows.
+        const WINDOWS = 1 << 3;
+        /// A bridge's secondary bus reset went from 0 to 1: everything below is reset.
+        const RESET_BELOW = 1 << 4;
+        /// The function was reset by its own register (function-level reset).
+        const RESET = 1 << 5;
+    }
+}
+
+/// Why registers go back to their reset values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResetKind {
+    /// The machine starts again: everything, sticky bits included.
+    Cold,
+    /// Hot reset or secondary bus reset (PCIe 6.0 6.6.1).
+    Hot,
+    /// Function-level reset (PCIe 6.0 6.6.2).
+    Function,
+}
+
+/// Memory behind a BAR that the machine can map straight into the guest. The owner keeps it mapped while it is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pages {
+    /// Address of the first byte in this process, page-aligned.
+    pub host_address: u64,
+}
+
+/// A part of a BAR. The pieces of a BAR are in order, do not overlap and cover it; `len` is above 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BarPiece {
+    /// Every access comes to [`PciFunction::bar_read`] and [`PciFunction::bar_write`].
+    Trapped {
+        /// From the BAR's start, bytes.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Accesses go to memory without an exit. Offset and length are multiples of the page size.
+    Direct {
+        /// From the BAR's start, bytes.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// The memory.
+        pages: Pages,
+    },
+}
+
+/// One PCI function, emulated or passed through.
+///
+/// All methods are called with the function's own lock held and must not wait for a guest, another function or the
+/// hierarchy.
+pub trait PciFunction: Send {
+    /// One dword of configuration space.
+    fn config_read(&mut self, reg: Reg) -> u32;
+    /// Writes the carried bytes of one dword; returns what must be looked at again.
+    fn config_write(&mut self, access: Access, value: u32) -> Changes;
+    /// Its BARs as the guest has programmed them.
+    fn bars(&self) -> &Bars;
+    /// Programs a BAR before the guest starts and switches its decoding (memory and I/O enable) and bus mastering.
+    fn program(&mut self, programming: &Programming);
+    /// How BAR `bar` is made of trapped and direct pieces. Fixed for the life of the function.
+    fn bar_layout(&self, bar: BarIndex) -> Vec<BarPiece>;
+    /// Reads `data.len()` bytes (1 to 8) at `offset` of BAR `bar`. All ones where there is nothing.
+    fn bar_read(&mut self, bar: BarIndex, offset: u64, data: &mut [u8]);
+    /// Writes `data` (1 to 8 bytes) at `offset` of BAR `bar`. Dropped where there is nothing.
+    fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8]);
+    /// Back to the reset state. BARs are 0 and decode is off afterwards.
+    fn reset(&mut self, kind: ResetKind);
+    /// Whether bus mastering is enabled in its command register.
+    fn bus_master(&self) -> bool;
+    /// Ends its life in the machine: afterwards every read gives all ones, since late callers may still hold it.
+    fn detach(&mut self);
+}
+
+/// What the plan programs into an endpoint before the first guest instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Programming {
+    /// Address of each BAR; `None` leaves it at 0.
+    pub bars: [Option<u64>; 6],
+    /// Memory space enable.
+    pub memory: bool,
+    /// Interrupt line register: the GSI of its pin, 0xFF when there is none.
+    pub interrupt_line: u8,
+    /// Whether the device at this number has further functions (header type bit 7, function 0 only).
+    pub multifunction: bool,
+}
+
+/// A function held by the hierarchy and by the bus that forwards BAR accesses.
+pub type Shared = Arc<Mutex<dyn PciFunction>>;

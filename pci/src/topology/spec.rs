@@ -1,0 +1,113 @@
+//! What a hierarchy consists of, by name: root complexes, ports, endpoints, and what each hangs on. No numbers but those
+//! that a user insists on.
+
+use std::fmt;
+
+use crate::bar::BarSpec;
+use crate::ids::Ids;
+use crate::link::Link;
+
+/// Name of a root complex, port or endpoint: unique in a topology, 1 to 64 characters of `A-Z a-z 0-9 . _ -`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name(pub String);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<&str> for Name {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+/// A hierarchy as somebody asked for it; [`Topology::plan`] checks it and gives it numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Topology {
+    /// Host bridges, in the order in which they get bus numbers and ACPI devices.
+    pub root_complexes: Vec<RootComplexSpec>,
+    /// Ports and endpoints in any order; siblings without a device number get numbers in this order.
+    pub nodes: Vec<NodeSpec>,
+}
+
+/// A root complex: one ACPI host bridge with a root bus.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RootComplexSpec {
+    /// Its name.
+    pub name: Name,
+    /// PCI segment group.
+    pub segment: u16,
+    /// Guest NUMA node, `_PXM`.
+    pub node: Option<u32>,
+    /// Number of the root bus; by default the next free one of the segment.
+    pub first_bus: Option<u8>,
+}
+
+/// A port or an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeSpec {
+    /// Its name.
+    pub name: Name,
+    /// The root complex or port that it hangs on.
+    pub on: Name,
+    /// Device and function number.
+    pub place: Place,
+    /// What it is.
+    pub kind: NodeKind,
+}
+
+/// Device and function number on the bus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Place {
+    /// Device number, 0 to 31; by default the next free one. Below root and downstream ports it is 0.
+    pub device: Option<u8>,
+    /// Function number, 0 to 7. Function 0 must exist where another does. A function above 0 without a device number
+    /// belongs to the device of the sibling before it.
+    pub function: u8,
+}
+
+/// What a node is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeKind {
+    /// A bridge.
+    Port(PortSpec),
+    /// A device function.
+    Endpoint(EndpointSpec),
+}
+
+/// Kind of port, as the PCI Express capability's type field tells it (PCIe 6.0 7.5.3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PortKind {
+    /// On a root bus; one link below.
+    Root,
+    /// Head of a switch, below a root or downstream port; downstream ports hang on it.
+    Upstream,
+    /// Of a switch, on its upstream port; one link below.
+    Downstream,
+}
+
+/// A port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortSpec {
+    /// Which kind.
+    pub kind: PortKind,
+    /// Ids of the host's port; `None` for Banyan's own. Never set on root ports.
+    pub ids: Option<Ids>,
+    /// What its link registers show.
+    pub link: Link,
+    /// AtomicOp completer widths of a root port: DEVCAP2 bits 9:7 (bit 0 here is 32-bit, 1 is 64-bit, 2 is 128-bit CAS).
+    pub atomic_completers: u8,
+}
+
+/// A device function, as far as numbers go. What it does is its owner's business.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointSpec {
+    /// Ids that the guest sees; for tables and pictures.
+    pub ids: Ids,
+    /// BARs.
+    pub bars: [Option<BarSpec>; 6],
+    /// Interrupt pin register: 0 none, 1 INTA to 4 INTD.
+    pub interrupt_pin: u8,
+}
