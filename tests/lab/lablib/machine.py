@@ -1,0 +1,81 @@
+"""Runs the host: QEMU in software emulation, with an IOMMU and the scenario's devices, until it powers off or time is up."""
+
+import selectors
+import subprocess
+import sys
+import time
+
+# The most that the host may need to boot and to end, on a machine with other work to do.
+HOST_SECONDS = 180
+
+# What a guest may need beyond its own limit, which the host enforces.
+GUEST_GRACE_SECONDS = 15
+
+
+def run(scenario, kernel, initramfs, folder, logs, follow):
+    """Boots the host and returns what it said, and None or the reason why it was ended early.
+
+    `folder` receives disk images; `logs` receives `host.log` (what was said), `console.log` (the host kernel's messages) and
+    `qemu.log`.
+    With `follow`, what is said is copied to standard output as it comes.
+    """
+    limit = HOST_SECONDS + sum(guest.seconds + GUEST_GRACE_SECONDS for guest in scenario.guests)
+    command = qemu_command(scenario, kernel, initramfs, _disks(scenario, folder), logs / "console.log")
+    with open(logs / "qemu.log", "wb") as errors:
+        machine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+        try:
+            said, fault = _record(machine, time.monotonic() + limit, follow)
+        finally:
+            machine.kill()
+            status = machine.wait()
+    (logs / "host.log").write_bytes(said)
+    if fault is None and b"@@lab done" not in said:
+        fault = f"the host ended before its work was done (QEMU's exit status {status})"
+    elif fault is not None:
+        fault = f"{fault} after {limit} s"
+    return said.decode(errors="replace").replace("\r", ""), fault
+
+
+def qemu_command(scenario, kernel, initramfs, disks, console):
+    """The whole QEMU command line."""
+    words = ["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "EPYC-Milan", "-smp", "2"]
+    words += ["-m", scenario.memory, "-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"]
+    words += ["-kernel", str(kernel.bzimage), "-initrd", str(initramfs)]
+    words += ["-append", "console=ttyS0 loglevel=5 panic=-1 intel_iommu=on iommu=pt"]
+    words += ["-chardev", f"file,id=console,path={console}", "-serial", "chardev:console"]
+    words += ["-chardev", "stdio,id=lab,signal=off", "-serial", "chardev:lab"]
+    words += ["-device", "intel-iommu,intremap=on,caching-mode=on,aw-bits=48"]
+    for name, path in disks.items():
+        words += ["-drive", f"if=none,id={name},file={path},format=raw"]
+    for flag, values in (("-object", scenario.objects), ("-netdev", scenario.networks), ("-device", scenario.devices)):
+        for value in values:
+            words += [flag, value]
+    return words
+
+
+def _disks(scenario, folder):
+    """Sparse raw images, each with a first line that tells its name: name -> path."""
+    paths = {}
+    for name, mebibytes in scenario.disks.items():
+        paths[name] = folder / f"{name}.img"
+        with open(paths[name], "wb") as image:
+            image.write(f"this is {name}\n".encode())
+            image.truncate(mebibytes << 20)
+    return paths
+
+
+def _record(machine, deadline, follow):
+    said = b""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(machine.stdout, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            if not waiting.select(timeout=min(left, 5)):
+                continue
+            chunk = machine.stdout.read1(65536)
+            if not chunk:
+                return said, None
+            said += chunk
+            if follow:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.flush()
+    return said, "the host did not end by itself"
