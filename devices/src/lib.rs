@@ -1,1 +1,10 @@
-//! (being written)
+//! Devices that the guest sees: emulated endpoints, virtio, the few legacy ports, and functions of the host.
+//!
+//! | question | module |
+//! |---|---|
+//! | what answers at the fixed I/O ports (serial line, power, debug)? | [`legacy`] |
+//!
+//! Devices know neither KVM nor the configuration that asked for them. They reach interrupts and memory through the
+//! seams of [`pci::seams`].
+
+pub mod legacy;

@@ -1,0 +1,31 @@
+//! What answers at the fixed I/O ports.
+//!
+//! | port | module |
+//! |---|---|
+//! | 0x3F8, a 16550 serial line | [`serial`], with [`console`] keeping its output |
+//! | 0xE9 debug console, 0xF4 debug exit | [`debug`] |
+//! | 0x600 sleep control, 0xCF9 reset, 0x60/0x64 keyboard controller | [`pm`] |
+//!
+//! All registers are one byte wide. An access of several bytes is a string instruction (`rep outsb`, `rep insb`), whose
+//! bytes all go to the same register.
+
+pub mod console;
+pub mod debug;
+mod output;
+pub mod pm;
+pub mod serial;
+
+pub use console::{Console, ConsoleError, ConsoleSink, Drained};
+pub use debug::{DebugConsole, DebugExit};
+pub use pm::{KeyboardController, PowerEvent, PowerSink, ResetControl, SleepControl};
+pub use serial::Serial;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Something to call when an event happened: raise an interrupt, wake a loop. It must not wait.
+pub type Notify = Box<dyn Fn() + Send + Sync>;
+
+/// Locks `mutex`; a panic of an earlier holder leaves data that is still whole here.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
