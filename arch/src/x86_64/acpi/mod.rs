@@ -1,0 +1,191 @@
+//! Builds the ACPI tables: what the guest's operating system learns about processors, memory nodes, PCI root bridges and
+//! power.
+//!
+//! The machine is hardware-reduced (ACPI 6.5 4.1): no fixed event hardware, no SCI, no FACS.
+
+use core::ops::RangeInclusive;
+
+use acpi_tables::{Aml, mcfg::MCFG, rsdp::Rsdp, sdt::Sdt, xsdt::XSDT};
+
+use crate::memory_map::{MemoryMap, Range};
+
+mod dsdt;
+mod fadt;
+mod madt;
+mod pci_root;
+mod srat;
+
+const OEM_ID: [u8; 6] = *b"BANYAN";
+const OEM_TABLE_ID: [u8; 8] = *b"BANYANVM";
+const OEM_REVISION: u32 = 1;
+/// Tables begin at multiples of this.
+const ALIGNMENT: usize = 16;
+
+/// What the tables describe.
+#[derive(Clone, Copy, Debug)]
+pub struct AcpiInputs<'a> {
+    /// Number of processors; their APIC ids are 0 and up.
+    pub cpus: u32,
+    /// Addresses; its ECAM list makes MCFG and the reservation of ECAM.
+    pub map: &'a MemoryMap,
+    /// Whether the serial line at COM1 exists.
+    pub serial: bool,
+    /// PCI root bridges.
+    pub root_bridges: &'a [RootBridge],
+    /// Memory nodes. Without any there is no SRAT, and root bridges should have no proximity.
+    pub nodes: &'a [Node],
+}
+
+/// One PCI host bridge, as the operating system sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RootBridge {
+    /// `_UID`, unique among root bridges.
+    pub uid: u32,
+    /// `_SEG`.
+    pub segment: u16,
+    /// Bus numbers below it; the first is its own, `_BBN`.
+    pub buses: RangeInclusive<u8>,
+    /// Windows for BARs below 4 GiB.
+    pub mem32: Vec<Range>,
+    /// Windows for BARs above 4 GiB.
+    pub mem64: Vec<Range>,
+    /// Window for I/O BARs, if devices on the root bus have any.
+    pub io: Option<Range>,
+    /// Memory node it is near to, `_PXM`. The node must be among [`AcpiInputs::nodes`].
+    pub proximity: Option<u32>,
+    /// INTx of the devices on the root bus; those behind bridges arrive here swizzled ([`crate::intx::swizzle`]).
+    pub prt: Vec<PrtEntry>,
+}
+
+/// One row of `_PRT`: what a pin of a device on the root bus drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PrtEntry {
+    /// Device number on the root bus, 0 to 31.
+    pub device: u8,
+    /// Pin, 0 for INTA to 3 for INTD.
+    pub pin: u8,
+    /// Global system interrupt, [`crate::intx::intx_gsi`].
+    pub gsi: u32,
+}
+
+impl PrtEntry {
+    /// The four rows of one device.
+    #[must_use]
+    pub fn of_device(device: u8) -> [PrtEntry; 4] {
+        [0, 1, 2, 3].map(|pin| PrtEntry {
+            device,
+            pin,
+            gsi: crate::intx::intx_gsi(device, pin),
+        })
+    }
+}
+
+/// One memory node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its number: the proximity domain that processors, memory and root bridges share.
+    pub proximity: u32,
+    /// Processors of the node.
+    pub cpus: Vec<u32>,
+    /// RAM of the node.
+    pub memory: Vec<Range>,
+}
+
+impl Node {
+    /// Node 0 with all processors and all RAM.
+    #[must_use]
+    pub fn whole(cpus: u32, map: &MemoryMap) -> Node {
+        Node {
+            proximity: 0,
+            cpus: (0..cpus).collect(),
+            memory: map.ram.clone(),
+        }
+    }
+}
+
+/// The tables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AcpiTables {
+    /// The root pointer, to be written where [`crate::x86_64::layout::RSDP`] says.
+    pub rsdp: Vec<u8>,
+    /// All other tables, to be written at the address they were built for.
+    pub bytes: Vec<u8>,
+}
+
+/// Builds the tables for the address `at`, a multiple of 16.
+///
+/// The caller checks that they fit there: [`crate::x86_64::layout::ACPI_TABLES`] has room for 128 KiB, which 255
+/// processors and 64 root bridges do not fill.
+#[must_use]
+pub fn tables(inputs: &AcpiInputs<'_>, at: u64) -> AcpiTables {
+    let mut blob = Blob {
+        at,
+        bytes: Vec::with_capacity(8 << 10),
+    };
+    let dsdt = blob.push(&dsdt::dsdt(inputs));
+    let mut listed = vec![
+        blob.push(&fadt::fadt(dsdt)),
+        blob.push(&madt::madt(inputs.cpus)),
+    ];
+    if !inputs.map.ecam.is_empty() {
+        listed.push(blob.push(&mcfg(inputs.map)));
+    }
+    if !inputs.nodes.is_empty() {
+        listed.push(blob.push(&srat::srat(inputs.nodes, inputs.root_bridges)));
+    }
+    let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    for table in listed {
+        xsdt.add_entry(table);
+    }
+    let xsdt = blob.push(&xsdt);
+    let mut rsdp = Vec::new();
+    Rsdp::new(OEM_ID, xsdt).to_aml_bytes(&mut rsdp);
+    AcpiTables {
+        rsdp,
+        bytes: blob.bytes,
+    }
+}
+
+/// Tables one after the other, at a known address.
+struct Blob {
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Blob {
+    /// Appends a table and returns its address.
+    fn push(&mut self, table: &dyn Aml) -> u64 {
+        self.bytes
+            .resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
+        let address = self.at + self.bytes.len() as u64;
+        table.to_aml_bytes(&mut self.bytes);
+        address
+    }
+}
+
+/// A table with Banyan's identity and `body` after its header.
+fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Sdt {
+    const HEADER: u32 = 36;
+    let mut sdt = Sdt::new(
+        signature,
+        HEADER,
+        revision,
+        OEM_ID,
+        OEM_TABLE_ID,
+        OEM_REVISION,
+    );
+    sdt.append_slice(body);
+    sdt
+}
+
+/// MCFG (PCI Firmware 3.3 4.1.2): the ECAM of each segment.
+fn mcfg(map: &MemoryMap) -> MCFG {
+    let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    for ecam in &map.ecam {
+        mcfg.add_ecam(ecam.range.start, ecam.segment, 0, ecam.last_bus);
+    }
+    mcfg
+}
+
+#[cfg(test)]
+mod tests;

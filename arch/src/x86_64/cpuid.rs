@@ -1,0 +1,198 @@
+//! Decides what CPUID says on each processor: the host's features, and the machine's own topology and addresses.
+//!
+//! Sources: Intel SDM volume 2, CPUID; AMD APM volume 3, appendix E; linux: Documentation/virt/kvm/x86/cpuid.rst.
+
+use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+
+/// The most processors a machine has: 8-bit APIC ids 0 to 254, of which 255 is the broadcast address.
+pub const VCPU_MAX: u32 = 255;
+/// Physical address width where a processor does not say (AMD APM volume 3, E.4.7).
+const ADDRESS_BITS_DEFAULT: u8 = 36;
+/// The leaf with KVM's signature.
+const LEAF_SIGNATURE: u32 = 0x4000_0000;
+/// `KVMKVMKVM\0\0\0` as EBX, ECX, EDX.
+const SIGNATURE: [u32; 3] = [0x4B4D_564B, 0x564B_4D56, 0x0000_004D];
+
+/// Which processor it is, and of what machine.
+#[derive(Clone, Copy, Debug)]
+pub struct VcpuIdentity {
+    /// Its local APIC id: its number, from 0.
+    pub apic_id: u32,
+    /// How many processors the machine has: one socket of so many cores.
+    pub count: u32,
+    /// The guest's physical address width in bits, `None` for the host's.
+    pub physical_address_bits: Option<u8>,
+    /// Whether the local APIC timer has TSC deadline mode (`KVM_CAP_TSC_DEADLINE_TIMER`). `KVM_GET_SUPPORTED_CPUID`
+    /// does not report it.
+    pub tsc_deadline: bool,
+}
+
+/// The leaves of one processor, from what `KVM_GET_SUPPORTED_CPUID` returned. KVM's own leaves stay as they are, so that
+/// guests find the KVM signature.
+#[must_use]
+pub fn filter(host: &[kvm_cpuid_entry2], vcpu: &VcpuIdentity) -> Vec<kvm_cpuid_entry2> {
+    let topology = Topology {
+        apic_id: vcpu.apic_id,
+        count: vcpu.count.max(1),
+    };
+    let amd = is_amd(host);
+    let mut leaves = Vec::with_capacity(host.len() + 4);
+    for entry in host {
+        match entry.function {
+            // Topology in levels is made anew below.
+            0xB | 0x1F => {}
+            // AMD's topology in levels would describe the host; guests fall back on leaf 0x8000_001E.
+            0x8000_0026 => {}
+            _ => leaves.push(adjusted(*entry, vcpu, topology, amd)),
+        }
+    }
+    for function in [0xB, 0x1F] {
+        if host.iter().any(|entry| entry.function == function) {
+            leaves.extend(topology.levels(function));
+        }
+    }
+    leaves
+}
+
+/// Width of guest-physical addresses the host's KVM supports, in bits.
+///
+/// The guest width in bits 23:16 is what two-dimensional paging reaches, where that is less than what the processor
+/// says (linux: `arch/x86/kvm/cpuid.c`).
+#[must_use]
+pub fn physical_address_bits(host: &[kvm_cpuid_entry2]) -> u8 {
+    let Some(entry) = host.iter().find(|entry| entry.function == 0x8000_0008) else {
+        return ADDRESS_BITS_DEFAULT;
+    };
+    let [physical, _, guest, _] = entry.eax.to_le_bytes();
+    if guest == 0 {
+        physical
+    } else {
+        physical.min(guest)
+    }
+}
+
+/// Whether guests see KVM's signature. Without it NVIDIA's driver takes the machine for bare metal and ignores the
+/// peer-to-peer capability.
+#[must_use]
+pub fn has_kvm_signature(entries: &[kvm_cpuid_entry2]) -> bool {
+    entries.iter().any(|entry| {
+        entry.function == LEAF_SIGNATURE && [entry.ebx, entry.ecx, entry.edx] == SIGNATURE
+    })
+}
+
+fn adjusted(
+    mut entry: kvm_cpuid_entry2,
+    vcpu: &VcpuIdentity,
+    topology: Topology,
+    amd: bool,
+) -> kvm_cpuid_entry2 {
+    match entry.function {
+        0x1 => {
+            entry.ebx = set_field(entry.ebx, 24, 8, topology.apic_id);
+            entry.ebx = set_field(entry.ebx, 16, 8, topology.count.min(255));
+            entry.ecx = set_field(entry.ecx, 31, 1, 1); // a hypervisor is present
+            entry.ecx = set_field(entry.ecx, 24, 1, u32::from(vcpu.tsc_deadline));
+            entry.ecx = set_field(entry.ecx, 21, 1, 1); // x2APIC, which KVM emulates on any host
+            entry.edx = set_field(entry.edx, 28, 1, u32::from(topology.count > 1)); // the count above is valid
+        }
+        0x4 if cache_level(&entry) > 0 => {
+            entry.eax = set_field(entry.eax, 14, 12, topology.sharers(&entry) - 1);
+            entry.eax = set_field(entry.eax, 26, 6, (topology.ids() - 1).min(63));
+        }
+        0x8000_0001 if amd => entry.ecx = set_field(entry.ecx, 1, 1, u32::from(topology.count > 1)),
+        0x8000_0008 => {
+            if let Some(bits) = vcpu.physical_address_bits {
+                entry.eax = set_field(entry.eax, 0, 8, u32::from(bits));
+            }
+            if amd {
+                entry.ecx = set_field(entry.ecx, 0, 8, (topology.count - 1).min(255));
+                entry.ecx = set_field(entry.ecx, 12, 4, topology.id_bits());
+            }
+        }
+        0x8000_001D if cache_level(&entry) > 0 => {
+            entry.eax = set_field(entry.eax, 14, 12, topology.sharers(&entry) - 1);
+        }
+        0x8000_001E => {
+            entry.eax = topology.apic_id;
+            entry.ebx = topology.apic_id & 0xFF; // core id; one thread per core
+            entry.ecx = 0; // one node
+        }
+        _ => {}
+    }
+    entry
+}
+
+/// One socket of `count` cores with one thread each.
+#[derive(Clone, Copy)]
+struct Topology {
+    apic_id: u32,
+    count: u32,
+}
+
+impl Topology {
+    /// How many APIC ids the socket takes: a power of two.
+    fn ids(self) -> u32 {
+        self.count.next_power_of_two()
+    }
+
+    /// How many bits of an APIC id number the cores of the socket.
+    fn id_bits(self) -> u32 {
+        self.ids().trailing_zeros()
+    }
+
+    /// How many APIC ids share a cache: all of them from level 3 on.
+    fn sharers(self, cache: &kvm_cpuid_entry2) -> u32 {
+        if cache_level(cache) >= 3 {
+            self.ids()
+        } else {
+            1
+        }
+    }
+
+    /// Leaf 0xB or 0x1F: threads of a core, cores of the socket, end.
+    fn levels(self, function: u32) -> [kvm_cpuid_entry2; 3] {
+        const THREADS: u32 = 1;
+        const CORES: u32 = 2;
+        let level = |index: u32, kind: u32, shift: u32, processors: u32| kvm_cpuid_entry2 {
+            function,
+            index,
+            flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+            eax: shift,
+            ebx: processors,
+            ecx: kind << 8 | index,
+            edx: self.apic_id,
+            ..Default::default()
+        };
+        [
+            level(0, THREADS, 0, 1),
+            level(1, CORES, self.id_bits(), self.count),
+            level(2, 0, 0, 0),
+        ]
+    }
+}
+
+/// The level of the cache an entry of leaf 4 or 0x8000_001D describes, 0 if it describes none.
+fn cache_level(entry: &kvm_cpuid_entry2) -> u32 {
+    if entry.eax & 0x1F == 0 {
+        0
+    } else {
+        entry.eax >> 5 & 7
+    }
+}
+
+fn is_amd(host: &[kvm_cpuid_entry2]) -> bool {
+    host.iter()
+        .filter(|entry| entry.function == 0)
+        .any(|entry| {
+            let name = [entry.ebx, entry.edx, entry.ecx]
+                .map(u32::to_le_bytes)
+                .concat();
+            name == b"AuthenticAMD" || name == b"HygonGenuine"
+        })
+}
+
+/// `value` in `width` bits from bit `at` of `register`; bits of `value` that do not fit are dropped.
+fn set_field(register: u32, at: u32, width: u32, value: u32) -> u32 {
+    let mask = ((1 << width) - 1) << at;
+    register & !mask | value << at & mask
+}

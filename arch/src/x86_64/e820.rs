@@ -1,0 +1,70 @@
+//! Decides what the firmware memory map says: which addresses a kernel may use as memory and which it must not touch.
+
+use crate::memory_map::{MemoryMap, Range};
+
+use super::layout;
+
+/// Kind of an entry, by its number in the table (ACPI 6.5 table 15.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// Free memory.
+    Ram = 1,
+    /// Not memory, or not free.
+    Reserved = 2,
+    /// Memory that holds ACPI tables.
+    Acpi = 3,
+}
+
+impl Kind {
+    /// The number in the table.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self as u32
+    }
+}
+
+/// One entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct E820Entry {
+    /// The addresses.
+    pub range: Range,
+    /// What they are.
+    pub kind: Kind,
+}
+
+/// The table, in order of address, without overlaps.
+///
+/// ECAM is reserved here as well as in ACPI: without the ports 0xCF8 and 0xCFC Linux accepts it only so. Windows for
+/// BARs never appear, or Linux would refuse to place BARs in them (linux: `arch/x86/pci/mmconfig-shared.c`,
+/// `arch/x86/kernel/resource.c`).
+#[must_use]
+pub fn table(map: &MemoryMap) -> Vec<E820Entry> {
+    let mut entries = Vec::with_capacity(map.ram.len() + map.ecam.len() + 4);
+    let mut push = |start: u64, end: u64, kind: Kind| {
+        let range = Range { start, end };
+        entries.push(E820Entry { range, kind });
+    };
+
+    let low = map.low_ram();
+    push(0, low.end.min(layout::CONVENTIONAL_END), Kind::Ram);
+    push(
+        layout::ACPI_TABLES.start,
+        layout::HIGH_MEMORY,
+        Kind::Reserved,
+    );
+    if low.end > layout::HIGH_MEMORY {
+        push(layout::HIGH_MEMORY, low.end, Kind::Ram);
+    }
+    for ram in map.ram.iter().skip(1) {
+        push(ram.start, ram.end, Kind::Ram);
+    }
+    for ecam in &map.ecam {
+        push(ecam.range.start, ecam.range.end, Kind::Reserved);
+    }
+    if let Some(firmware) = map.firmware {
+        push(firmware.start, firmware.end, Kind::Reserved);
+    }
+    entries.sort_by_key(|entry| entry.range.start);
+    entries
+}
