@@ -1,0 +1,104 @@
+//! Which file is a disk.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::flags::{Flag, FlagError, Pairs};
+
+/// `--disk`: a raw image or block device, shown as a virtio-blk device on the root bus.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Fields")]
+pub struct DiskConfig {
+    /// The image.
+    pub path: PathBuf,
+    /// Name of the device in trees and messages; by default `disk0`, `disk1`, ...
+    pub id: Option<String>,
+    /// Opened read-only, and shown so.
+    pub readonly: bool,
+    /// What the guest reads as the serial number: 1 to 20 printable ASCII characters (virtio 1.2, 5.2.6.1).
+    pub serial: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    path: PathBuf,
+    id: Option<String>,
+    #[serde(default)]
+    readonly: bool,
+    serial: Option<String>,
+}
+
+impl TryFrom<Fields> for DiskConfig {
+    type Error = DiskError;
+
+    fn try_from(fields: Fields) -> Result<Self, DiskError> {
+        if let Some(serial) = &fields.serial
+            && (serial.is_empty() || serial.len() > 20 || !serial.bytes().all(|byte| byte.is_ascii_graphic()))
+        {
+            return Err(DiskError::Serial { serial: serial.clone() });
+        }
+        Ok(Self { path: fields.path, id: fields.id, readonly: fields.readonly, serial: fields.serial })
+    }
+}
+
+impl FromStr for DiskConfig {
+    type Err = FlagError;
+
+    fn from_str(text: &str) -> Result<Self, FlagError> {
+        Flag { name: "--disk", first: "path" }.parse(text)
+    }
+}
+
+impl fmt::Display for DiskConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut pairs = Pairs::new(f);
+        pairs.pair("path", &self.path.display())?;
+        pairs.optional("id", self.id.as_ref().map(|id| id as _))?;
+        pairs.switch("readonly", self.readonly, false)?;
+        pairs.optional("serial", self.serial.as_ref().map(|serial| serial as _))
+    }
+}
+
+/// Keys of `--disk` that cannot be.
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
+pub enum DiskError {
+    /// Too long for the device, or not printable.
+    #[error("serial `{serial}` does not fit; give 1 to 20 printable ASCII characters without spaces")]
+    Serial {
+        /// What was given.
+        serial: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_path_is_enough() {
+        let config: DiskConfig = "/images/root.raw".parse().unwrap();
+        assert_eq!(config, DiskConfig { path: "/images/root.raw".into(), id: None, readonly: false, serial: None });
+    }
+
+    #[test]
+    fn what_is_printed_reads_back() {
+        for text in ["a.img", "path=\"a,b.img\",readonly=on,id=root,serial=BNYN-1", "path=\"a\"\"b,\""] {
+            let config: DiskConfig = text.parse().unwrap();
+            assert_eq!(config.to_string().parse(), Ok(config), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_serial_number_that_the_device_cannot_hold_is_refused() {
+        for serial in ["123456789012345678901", "\"a b\"", "\"\"", "é"] {
+            let error = format!("a.img,serial={serial}").parse::<DiskConfig>().unwrap_err().to_string();
+            assert!(error.contains("1 to 20 printable"), "{error}");
+        }
+        assert_eq!("readonly=on".parse::<DiskConfig>().unwrap_err().to_string(), "--disk: key `path` is missing; add `path=...`");
+    }
+}

@@ -1,0 +1,202 @@
+//! How much memory, and what backs it.
+
+use std::fmt;
+use std::num::NonZeroU16;
+use std::str::FromStr;
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::flags::{Flag, FlagError, Pairs, choice};
+use super::size::Size;
+
+/// `--memory`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Fields")]
+pub struct MemoryConfig {
+    /// Bytes of guest memory. The memory map says which sizes are possible.
+    pub size: Size,
+    /// Backed by a file descriptor that another process can map.
+    pub shared: bool,
+    /// Backed by huge pages of the host's pool, of this size.
+    pub hugepages: Option<HugePageSize>,
+    /// Every page is touched before the guest starts.
+    pub prefault: bool,
+    /// Threads that touch them; by default one per processor of the guest, at most 16. Only with `prefault`.
+    pub prefault_threads: Option<NonZeroU16>,
+}
+
+/// Size of a huge page on x86-64.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HugePageSize {
+    /// 2 MiB.
+    TwoMib,
+    /// 1 GiB.
+    OneGib,
+}
+
+impl HugePageSize {
+    /// Bytes in a page.
+    #[must_use]
+    pub const fn size(self) -> Size {
+        Size(match self {
+            Self::TwoMib => 2 << 20,
+            Self::OneGib => 1 << 30,
+        })
+    }
+}
+
+impl Default for MemoryConfig {
+    /// 512 MiB of private, ordinary pages.
+    fn default() -> Self {
+        Self { size: Size(512 << 20), shared: false, hugepages: None, prefault: false, prefault_threads: None }
+    }
+}
+
+choice!(
+    /// `hugepages=`.
+    HugePages { Off = "off" | "false", On = "on" | "true", TwoMib = "2M", OneGib = "1G" }
+);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Fields {
+    size: Size,
+    #[serde(default)]
+    shared: bool,
+    hugepages: Option<HugePages>,
+    hugepage_size: Option<Size>,
+    #[serde(default)]
+    prefault: bool,
+    prefault_threads: Option<u16>,
+}
+
+impl TryFrom<Fields> for MemoryConfig {
+    type Error = MemoryError;
+
+    fn try_from(fields: Fields) -> Result<Self, MemoryError> {
+        let by_size = match fields.hugepage_size {
+            None => None,
+            Some(size) if size == HugePageSize::TwoMib.size() => Some(HugePageSize::TwoMib),
+            Some(size) if size == HugePageSize::OneGib.size() => Some(HugePageSize::OneGib),
+            Some(size) => return Err(MemoryError::HugePageSize { size }),
+        };
+        let hugepages = match (fields.hugepages, by_size) {
+            (None | Some(HugePages::Off), None) => None,
+            (None | Some(HugePages::Off), Some(_)) => return Err(MemoryError::SizeWithoutHugePages),
+            (Some(HugePages::On), size) => Some(size.unwrap_or(HugePageSize::TwoMib)),
+            (Some(HugePages::TwoMib), None | Some(HugePageSize::TwoMib)) => Some(HugePageSize::TwoMib),
+            (Some(HugePages::OneGib), None | Some(HugePageSize::OneGib)) => Some(HugePageSize::OneGib),
+            (Some(_), Some(_)) => return Err(MemoryError::TwoSizes),
+        };
+        if let Some(page) = hugepages.map(HugePageSize::size)
+            && !fields.size.bytes().is_multiple_of(page.bytes())
+        {
+            return Err(MemoryError::NotWholePages { size: fields.size, page });
+        }
+        let prefault_threads = match (fields.prefault_threads.map(NonZeroU16::new), fields.prefault) {
+            (None, _) => None,
+            (Some(_), false) => return Err(MemoryError::ThreadsWithoutPrefault),
+            (Some(None), true) => return Err(MemoryError::NoThreads),
+            (Some(threads), true) => threads,
+        };
+        Ok(Self { size: fields.size, shared: fields.shared, hugepages, prefault: fields.prefault, prefault_threads })
+    }
+}
+
+impl FromStr for MemoryConfig {
+    type Err = FlagError;
+
+    fn from_str(text: &str) -> Result<Self, FlagError> {
+        Flag { name: "--memory", first: "size" }.parse(text)
+    }
+}
+
+impl fmt::Display for MemoryConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut pairs = Pairs::new(f);
+        pairs.pair("size", &self.size)?;
+        pairs.switch("shared", self.shared, false)?;
+        pairs.optional("hugepages", self.hugepages.map(HugePageSize::size).as_ref().map(|size| size as _))?;
+        pairs.switch("prefault", self.prefault, false)?;
+        pairs.optional("prefault-threads", self.prefault_threads.as_ref().map(|threads| threads as _))
+    }
+}
+
+/// Keys of `--memory` that do not go together.
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
+pub enum MemoryError {
+    /// A page size that x86-64 does not have.
+    #[error("huge pages of {size} do not exist; use 2M or 1G")]
+    HugePageSize {
+        /// What was given.
+        size: Size,
+    },
+    /// `hugepage-size` alone.
+    #[error("`hugepage-size` has no effect without `hugepages=on`; add it, or write `hugepages=2M` alone")]
+    SizeWithoutHugePages,
+    /// `hugepages=2M,hugepage-size=1G`.
+    #[error("`hugepages` and `hugepage-size` name different sizes; keep one of them")]
+    TwoSizes,
+    /// A last page that would be cut.
+    #[error("a size of {size} is no multiple of the huge page size {page}; round it up")]
+    NotWholePages {
+        /// Memory.
+        size: Size,
+        /// Page.
+        page: Size,
+    },
+    /// `prefault-threads` alone.
+    #[error("`prefault-threads` has no effect without `prefault=on`; add it")]
+    ThreadsWithoutPrefault,
+    /// `prefault-threads=0`.
+    #[error("`prefault-threads` is 0; give 1 or more, or leave it out")]
+    NoThreads,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_size_is_enough() {
+        assert_eq!("2G".parse(), Ok(MemoryConfig { size: Size(2 << 30), ..MemoryConfig::default() }));
+    }
+
+    #[test]
+    fn huge_pages_are_named_by_size_or_switched_on() {
+        for (text, pages) in [
+            ("1G,hugepages=off", None),
+            ("1G,hugepages=on", Some(HugePageSize::TwoMib)),
+            ("1G,hugepages=2M", Some(HugePageSize::TwoMib)),
+            ("1G,hugepages=on,hugepage_size=1G", Some(HugePageSize::OneGib)),
+            ("1G,hugepages=1G,hugepage-size=1G", Some(HugePageSize::OneGib)),
+        ] {
+            assert_eq!(text.parse::<MemoryConfig>().unwrap().hugepages, pages, "{text}");
+        }
+    }
+
+    #[test]
+    fn keys_that_contradict_each_other_are_refused() {
+        for (text, part) in [
+            ("1G,hugepage_size=2M", "without `hugepages=on`"),
+            ("1G,hugepages=2M,hugepage_size=1G", "different sizes"),
+            ("1G,hugepages=on,hugepage_size=4K", "huge pages of 4K do not exist"),
+            ("1025M,hugepages=1G", "1025M is no multiple of the huge page size 1G"),
+            ("1G,prefault_threads=4", "without `prefault=on`"),
+            ("1G,prefault=on,prefault_threads=0", "is 0"),
+            ("1G,hugepages=4M", "key `hugepages`"),
+        ] {
+            let error = text.parse::<MemoryConfig>().unwrap_err().to_string();
+            assert!(error.starts_with("--memory: ") && error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_printed_reads_back() {
+        for text in ["2G", "512M,shared=on,hugepages=2M,prefault=on,prefault-threads=4", "1T,hugepages=1G"] {
+            let config: MemoryConfig = text.parse().unwrap();
+            assert_eq!(config.to_string().parse(), Ok(config));
+        }
+    }
+}

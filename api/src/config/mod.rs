@@ -1,0 +1,31 @@
+//! Banyan's own form of a machine's configuration: what it consists of, with defaults filled in and unknown keys refused.
+//!
+//! Every part reads its command-line form with `FromStr` and prints the same form with `Display`. The two are inverse: what
+//! is printed reads back as the same value.
+
+mod boot;
+mod cpu;
+mod device;
+mod disk;
+pub mod flags;
+mod log;
+mod memory;
+mod output;
+mod pcie;
+mod size;
+mod stub;
+pub mod topology;
+mod vm;
+
+pub use boot::{KernelConfig, Payload};
+pub use cpu::{CpuConfig, CpuError};
+pub use device::{CliqueId, DeviceConfig, DeviceError, DeviceKind, VfioConfig};
+pub use disk::{DiskConfig, DiskError};
+pub use log::{LogConfig, LogLevel};
+pub use memory::{HugePageSize, MemoryConfig, MemoryError};
+pub use output::OutputConfig;
+pub use pcie::{Cf8, PcieConfig, TopologyPolicy};
+pub use size::{Size, SizeError};
+pub use stub::{BarConfig, BarKind, ClassCode, IdPair, InterruptConfig, IntxPin, StubConfig, StubError};
+pub use topology::{PortConfig, PortKind, RootComplexConfig, TopologyConfig, TopologyFileError};
+pub use vm::VmConfig;

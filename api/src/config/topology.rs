@@ -1,0 +1,168 @@
+//! Reads a hierarchy from a TOML file: root complexes, ports and devices, each with a name and what it hangs on.
+//!
+//! ```toml
+//! [[root-complex]]
+//! name = "rc0"            # segment = 0, node = 0, bus = 0
+//!
+//! [[port]]
+//! name = "rp0"
+//! kind = "root-port"      # root-port, upstream-port or downstream-port
+//! on = "rc0"              # device = 4, function = 0, ids = "10b5:8725", subsystem = "10b5:8725"
+//! link = "16GT/s x16"
+//!
+//! [[device]]              # the keys of --device
+//! name = "gpu0"
+//! on = "rp0"
+//! kind = "stub"
+//! ids = "10de:20b8"
+//! bars = ["0:16M:mem32", "1:128G:mem64:prefetchable"]
+//! ```
+//!
+//! Whether the names make a tree is decided in the planner.
+
+use serde::Deserialize;
+use thiserror::Error;
+use toml::Spanned;
+
+use super::device::DeviceConfig;
+use super::flags::choice;
+use super::stub::IdPair;
+
+/// A hierarchy, as it is written.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TopologyConfig {
+    /// Root complexes.
+    pub root_complexes: Vec<RootComplexConfig>,
+    /// Ports.
+    pub ports: Vec<PortConfig>,
+    /// Devices; each has an id and a place.
+    pub devices: Vec<DeviceConfig>,
+}
+
+/// `[[root-complex]]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RootComplexConfig {
+    /// Name.
+    pub name: String,
+    /// PCI segment group.
+    #[serde(default)]
+    pub segment: u16,
+    /// Guest NUMA node.
+    pub node: Option<u32>,
+    /// Number of the root bus.
+    pub bus: Option<u8>,
+}
+
+/// `[[port]]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortConfig {
+    /// Name.
+    pub name: String,
+    /// Which kind.
+    pub kind: PortKind,
+    /// What it hangs on.
+    pub on: String,
+    /// Device number; by default the next free one.
+    pub device: Option<u8>,
+    /// Function number.
+    #[serde(default)]
+    pub function: u8,
+    /// Vendor and device; by default Banyan's own.
+    pub ids: Option<IdPair>,
+    /// Subsystem vendor and subsystem.
+    pub subsystem: Option<IdPair>,
+    /// Speed and width, as `16GT/s x16`. As given; read where links are known.
+    pub link: Option<String>,
+}
+
+choice!(
+    /// Kind of a port.
+    PortKind {
+        /// On a root complex.
+        RootPort = "root-port",
+        /// Head of a switch, below a root or downstream port.
+        UpstreamPort = "upstream-port",
+        /// Of a switch, on its upstream port.
+        DownstreamPort = "downstream-port",
+    }
+);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default, rename = "root-complex")]
+    root_complexes: Vec<RootComplexConfig>,
+    #[serde(default, rename = "port")]
+    ports: Vec<PortConfig>,
+    #[serde(default, rename = "device")]
+    devices: Vec<Spanned<DeviceConfig>>,
+}
+
+impl TopologyConfig {
+    /// Reads the text of the file `name`, which appears in errors only.
+    pub fn parse(name: &str, text: &str) -> Result<Self, TopologyFileError> {
+        let file: File = toml::from_str(text).map_err(|error| TopologyFileError::Syntax {
+            file: name.to_owned(),
+            line: error.span().map_or(1, |span| line(text, span.start)),
+            what: error.message().to_owned(),
+        })?;
+        for device in &file.devices {
+            let missing = match device.get_ref() {
+                DeviceConfig { id: None, .. } => "name",
+                DeviceConfig { on: None, .. } => "on",
+                _ => continue,
+            };
+            let line = line(text, device.span().start);
+            return Err(TopologyFileError::Missing { file: name.to_owned(), line, key: missing });
+        }
+        if file.root_complexes.is_empty() {
+            return Err(TopologyFileError::NoRootComplex { file: name.to_owned() });
+        }
+        Ok(Self {
+            root_complexes: file.root_complexes,
+            ports: file.ports,
+            devices: file.devices.into_iter().map(Spanned::into_inner).collect(),
+        })
+    }
+}
+
+/// Line number of a byte offset, from 1.
+fn line(text: &str, offset: usize) -> usize {
+    1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count()
+}
+
+/// A file that is no hierarchy.
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
+pub enum TopologyFileError {
+    /// Not TOML, an unknown or missing key, or a value that its key cannot have.
+    #[error("{file}, line {line}: {what}")]
+    Syntax {
+        /// The file.
+        file: String,
+        /// Where.
+        line: usize,
+        /// What is wrong.
+        what: String,
+    },
+    /// A device without a key that it needs in a file.
+    #[error("{file}, line {line}: a device has no `{key}`; add `{key} = \"...\"` to this [[device]]")]
+    Missing {
+        /// The file.
+        file: String,
+        /// Where the device starts.
+        line: usize,
+        /// The key.
+        key: &'static str,
+    },
+    /// Nothing for ports to hang on.
+    #[error("{file} has no root complex; start it with [[root-complex]] and `name = \"rc0\"`")]
+    NoRootComplex {
+        /// The file.
+        file: String,
+    },
+}
+
+#[cfg(test)]
+mod tests;
