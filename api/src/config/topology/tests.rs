@@ -56,6 +56,14 @@ fn a_file_is_read_into_plain_data() {
 }
 
 #[test]
+fn the_demo_topology_is_read() {
+    let text = include_str!("../../../../resources/topologies/a100x.toml");
+    let topology = TopologyConfig::parse("a100x.toml", text).unwrap();
+    let named = |name: &str| topology.devices.iter().any(|device| device.id.as_deref() == Some(name));
+    assert!(named("gpu0") && named("gpu1"), "{:?}", topology.devices);
+}
+
+#[test]
 fn faults_are_named_with_their_line() {
     let root = "[[root-complex]]\nname = \"rc0\"\n";
     for (text, line, part) in [
