@@ -28,10 +28,7 @@ mod tests {
     fn every_pin_drives_an_io_apic_input_above_isa() {
         for device in 0..32 {
             for pin in 0..4 {
-                assert!(
-                    (16..24).contains(&intx_gsi(device, pin)),
-                    "device {device} pin {pin}"
-                );
+                assert!((16..24).contains(&intx_gsi(device, pin)), "device {device} pin {pin}");
             }
         }
     }

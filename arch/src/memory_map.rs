@@ -22,15 +22,9 @@ pub const ECAM_BUS_SIZE: u64 = MIB;
 /// Space set aside for one segment's ECAM, whatever number of buses it uses.
 pub const ECAM_SEGMENT_SIZE: u64 = 256 * ECAM_BUS_SIZE;
 /// The I/O APIC's registers.
-pub const IO_APIC: Range = Range {
-    start: 0xFEC0_0000,
-    end: 0xFEC0_1000,
-};
+pub const IO_APIC: Range = Range { start: 0xFEC0_0000, end: 0xFEC0_1000 };
 /// The local APIC's registers, and the addresses that MSIs are written to.
-pub const LOCAL_APIC: Range = Range {
-    start: 0xFEE0_0000,
-    end: 0xFEF0_0000,
-};
+pub const LOCAL_APIC: Range = Range { start: 0xFEE0_0000, end: 0xFEF0_0000 };
 /// One page that KVM on Intel needs for itself (`KVM_SET_IDENTITY_MAP_ADDR`).
 pub const KVM_IDENTITY_MAP: u64 = 0xFEFF_C000;
 /// Three pages that KVM on Intel needs for itself (`KVM_SET_TSS_ADDR`).
@@ -42,10 +36,7 @@ pub const RAM_MIN: u64 = 16 * MIB;
 /// RAM is a multiple of this.
 pub const PAGE: u64 = 4 * KIB;
 /// AMD's `HyperTransport` hole. DMA cannot reach it on AMD hosts, so RAM and BARs must stay out of it there.
-pub const AMD_HYPERTRANSPORT: Range = Range {
-    start: 0xFD_0000_0000,
-    end: 0x100_0000_0000,
-};
+pub const AMD_HYPERTRANSPORT: Range = Range { start: 0xFD_0000_0000, end: 0x100_0000_0000 };
 
 /// The narrowest and widest physical address the map can be made for.
 const ADDRESS_BITS: core::ops::RangeInclusive<u8> = 32..=52;
@@ -63,10 +54,7 @@ impl Range {
     /// The range of `len` bytes from `start`; it ends at `u64::MAX` if it would go beyond.
     #[must_use]
     pub fn sized(start: u64, len: u64) -> Range {
-        Range {
-            start,
-            end: start.saturating_add(len),
-        }
+        Range { start, end: start.saturating_add(len) }
     }
 
     /// Length in bytes; 0 if `end` is not above `start`.
@@ -177,10 +165,7 @@ impl MemoryMap {
         let limit = 1u64 << request.physical_address_bits;
         let reserved = merged(&request.reserved);
 
-        let low = Range {
-            start: 0,
-            end: request.ram.min(LOW_RAM_END),
-        };
+        let low = Range { start: 0, end: request.ram.min(LOW_RAM_END) };
         if let Some(hole) = reserved.iter().find(|hole| hole.overlaps(&low)) {
             return Err(MemoryMapError::ReservedInRam { hole: *hole });
         }
@@ -195,14 +180,8 @@ impl MemoryMap {
         let mut ram = vec![low];
         ram.extend(high);
 
-        let window = Range {
-            start: LOW_RAM_END,
-            end: ECAM_BASE,
-        };
-        let mmio32 = pieces(window, &reserved)
-            .into_iter()
-            .max_by_key(Range::len)
-            .ok_or(MemoryMapError::NoWindow { window })?;
+        let window = Range { start: LOW_RAM_END, end: ECAM_BASE };
+        let mmio32 = pieces(window, &reserved).into_iter().max_by_key(Range::len).ok_or(MemoryMapError::NoWindow { window })?;
 
         let mut free = ram_end.max(FOUR_GIB);
         let mut ecam = Vec::with_capacity(request.segments.len());
@@ -231,18 +210,9 @@ impl MemoryMap {
         Ok(MemoryMap {
             ram,
             mmio32,
-            mmio64: pieces(
-                Range {
-                    start: align_up(free, GIB),
-                    end: limit,
-                },
-                &reserved,
-            ),
+            mmio64: pieces(Range { start: align_up(free, GIB), end: limit }, &reserved),
             ecam,
-            firmware: (request.firmware_size > 0).then(|| Range {
-                start: FOUR_GIB - request.firmware_size,
-                end: FOUR_GIB,
-            }),
+            firmware: (request.firmware_size > 0).then(|| Range { start: FOUR_GIB - request.firmware_size, end: FOUR_GIB }),
             physical_address_bits: request.physical_address_bits,
         })
     }
@@ -250,10 +220,7 @@ impl MemoryMap {
     /// RAM below 4 GiB: it starts at 0.
     #[must_use]
     pub fn low_ram(&self) -> Range {
-        self.ram
-            .first()
-            .copied()
-            .unwrap_or(Range { start: 0, end: 0 })
+        self.ram.first().copied().unwrap_or(Range { start: 0, end: 0 })
     }
 
     /// RAM in bytes.
@@ -280,32 +247,17 @@ impl MemoryMap {
 
 impl fmt::Display for MemoryMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rows: Vec<(Range, String)> = self
-            .ram
-            .iter()
-            .map(|&ram| (ram, "RAM".to_owned()))
-            .collect();
+        let mut rows: Vec<(Range, String)> = self.ram.iter().map(|&ram| (ram, "RAM".to_owned())).collect();
         rows.push((self.mmio32, "32-bit BARs".to_owned()));
+        rows.extend(self.mmio64.iter().map(|&window| (window, "64-bit BARs".to_owned())));
         rows.extend(
-            self.mmio64
+            self.ecam
                 .iter()
-                .map(|&window| (window, "64-bit BARs".to_owned())),
+                .map(|ecam| (ecam.range, format!("ECAM segment {:04x} buses 00-{:02x}", ecam.segment, ecam.last_bus))),
         );
-        rows.extend(self.ecam.iter().map(|ecam| {
-            (
-                ecam.range,
-                format!(
-                    "ECAM segment {:04x} buses 00-{:02x}",
-                    ecam.segment, ecam.last_bus
-                ),
-            )
-        }));
         rows.push((IO_APIC, "I/O APIC".to_owned()));
         rows.push((LOCAL_APIC, "local APIC, MSI".to_owned()));
-        rows.extend(
-            self.firmware
-                .map(|firmware| (firmware, "firmware".to_owned())),
-        );
+        rows.extend(self.firmware.map(|firmware| (firmware, "firmware".to_owned())));
         rows.sort();
         for (range, what) in rows {
             writeln!(f, "{range} {:>10}  {what}", Size(range.len()).to_string())?;
@@ -337,32 +289,17 @@ fn check(request: &MemoryMapRequest) -> Result<(), MemoryMapError> {
         return Err(MemoryMapError::RamTooSmall { ram });
     }
     if ram > 1u64 << bits {
-        return Err(MemoryMapError::RamTooLarge {
-            ram,
-            bits,
-            needed: bits_for(ram.saturating_add(FOUR_GIB - LOW_RAM_END)),
-        });
+        return Err(MemoryMapError::RamTooLarge { ram, bits, needed: bits_for(ram.saturating_add(FOUR_GIB - LOW_RAM_END)) });
     }
     if !ram.is_multiple_of(PAGE) {
         return Err(MemoryMapError::RamNotPages { ram });
     }
-    if request.firmware_size > FOUR_GIB - FIRMWARE_BASE
-        || !request.firmware_size.is_multiple_of(PAGE)
-    {
-        return Err(MemoryMapError::FirmwareSize {
-            size: request.firmware_size,
-        });
+    if request.firmware_size > FOUR_GIB - FIRMWARE_BASE || !request.firmware_size.is_multiple_of(PAGE) {
+        return Err(MemoryMapError::FirmwareSize { size: request.firmware_size });
     }
     for (index, buses) in request.segments.iter().enumerate() {
-        if request
-            .segments
-            .iter()
-            .take(index)
-            .any(|other| other.segment == buses.segment)
-        {
-            return Err(MemoryMapError::SegmentTwice {
-                segment: buses.segment,
-            });
+        if request.segments.iter().take(index).any(|other| other.segment == buses.segment) {
+            return Err(MemoryMapError::SegmentTwice { segment: buses.segment });
         }
     }
     Ok(())
@@ -374,11 +311,7 @@ fn ecam_len(last_bus: u8) -> u64 {
 
 /// Sorted, without empty ranges, overlapping ones joined.
 fn merged(ranges: &[Range]) -> Vec<Range> {
-    let mut sorted: Vec<Range> = ranges
-        .iter()
-        .copied()
-        .filter(|range| !range.is_empty())
-        .collect();
+    let mut sorted: Vec<Range> = ranges.iter().copied().filter(|range| !range.is_empty()).collect();
     sorted.sort();
     let mut joined: Vec<Range> = Vec::with_capacity(sorted.len());
     for range in sorted {
@@ -395,16 +328,10 @@ fn pieces(within: Range, holes: &[Range]) -> Vec<Range> {
     let mut free = Vec::new();
     let mut cursor = within.start;
     for hole in holes.iter().filter(|hole| hole.overlaps(&within)) {
-        free.push(Range {
-            start: cursor,
-            end: hole.start,
-        });
+        free.push(Range { start: cursor, end: hole.start });
         cursor = cursor.max(hole.end);
     }
-    free.push(Range {
-        start: cursor,
-        end: within.end,
-    });
+    free.push(Range { start: cursor, end: within.end });
     free.retain(|range| !range.is_empty());
     free
 }
@@ -414,13 +341,7 @@ fn fill(size: u64, start: u64, holes: &[Range]) -> (Vec<Range>, u64) {
     let mut left = size;
     let mut end = start;
     let mut filled = Vec::new();
-    for room in pieces(
-        Range {
-            start,
-            end: u64::MAX,
-        },
-        holes,
-    ) {
+    for room in pieces(Range { start, end: u64::MAX }, holes) {
         if left == 0 {
             break;
         }
@@ -445,9 +366,7 @@ fn clear_of(from: u64, size: u64, holes: &[Range]) -> u64 {
 
 /// `address` rounded up to a multiple of `to`, a power of two; the highest multiple if there is none above.
 fn align_up(address: u64, to: u64) -> u64 {
-    address
-        .checked_next_multiple_of(to)
-        .unwrap_or(u64::MAX - (to - 1))
+    address.checked_next_multiple_of(to).unwrap_or(u64::MAX - (to - 1))
 }
 
 /// How many bits an address below `end` needs.
@@ -471,9 +390,7 @@ pub enum MemoryMapError {
         ram: u64,
     },
     /// RAM does not fit the address width.
-    #[error(
-        "memory of {ram} bytes needs {needed} physical address bits, the guest has {bits}: give less memory"
-    )]
+    #[error("memory of {ram} bytes needs {needed} physical address bits, the guest has {bits}: give less memory")]
     RamTooLarge {
         /// Bytes asked for.
         ram: u64,
@@ -519,9 +436,7 @@ pub enum MemoryMapError {
         segment: u16,
     },
     /// The firmware image does not fit below 4 GiB or is not a whole number of pages.
-    #[error(
-        "a firmware image of {size} bytes is not possible: it must be a multiple of 4096 bytes and at most 16777216"
-    )]
+    #[error("a firmware image of {size} bytes is not possible: it must be a multiple of 4096 bytes and at most 16777216")]
     FirmwareSize {
         /// Bytes of the image.
         size: u64,

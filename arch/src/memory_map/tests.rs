@@ -7,10 +7,7 @@ fn request(ram: u64, bits: u8) -> MemoryMapRequest {
         physical_address_bits: bits,
         reserved: Vec::new(),
         firmware_size: 0,
-        segments: vec![SegmentBuses {
-            segment: 0,
-            last_bus: 255,
-        }],
+        segments: vec![SegmentBuses { segment: 0, last_bus: 255 }],
     }
 }
 
@@ -24,10 +21,7 @@ fn small_ram_lies_in_one_piece_below_the_window() {
     assert_eq!(map.ram, [range(0, 512 * MIB)]);
     assert_eq!(map.mmio32, range(0x8000_0000, 0xE000_0000));
     assert_eq!(map.mmio64, [range(4 * GIB, 1 << 40)]);
-    assert_eq!(
-        map.ecam_of(0).unwrap().range,
-        range(0xE000_0000, 0xF000_0000)
-    );
+    assert_eq!(map.ecam_of(0).unwrap().range, range(0xE000_0000, 0xF000_0000));
     assert_eq!(map.firmware, None);
 }
 
@@ -48,11 +42,7 @@ fn ram_is_split_around_the_hypertransport_hole() {
     let rest = 2046 * GIB - below_hole;
     assert_eq!(
         map.ram,
-        [
-            range(0, 2 * GIB),
-            range(FOUR_GIB, AMD_HYPERTRANSPORT.start),
-            Range::sized(AMD_HYPERTRANSPORT.end, rest)
-        ]
+        [range(0, 2 * GIB), range(FOUR_GIB, AMD_HYPERTRANSPORT.start), Range::sized(AMD_HYPERTRANSPORT.end, rest)]
     );
 }
 
@@ -62,19 +52,13 @@ fn the_window_for_64_bit_bars_avoids_the_hypertransport_hole() {
     request.reserved = vec![AMD_HYPERTRANSPORT];
     let map = MemoryMap::new(&request).unwrap();
     let (hole, end) = (AMD_HYPERTRANSPORT, 1 << 46);
-    assert_eq!(
-        map.mmio64,
-        [range(4 * GIB, hole.start), range(hole.end, end)]
-    );
+    assert_eq!(map.mmio64, [range(4 * GIB, hole.start), range(hole.end, end)]);
 }
 
 #[test]
 fn other_segments_have_their_ecam_above_ram() {
     let mut request = request(3 * GIB, 40);
-    request.segments.push(SegmentBuses {
-        segment: 2,
-        last_bus: 15,
-    });
+    request.segments.push(SegmentBuses { segment: 2, last_bus: 15 });
     let map = MemoryMap::new(&request).unwrap();
     let second = map.ecam_of(2).unwrap();
     assert_eq!(second.range, Range::sized(5 * GIB, 16 * MIB));
@@ -126,45 +110,18 @@ fn ram_that_just_fits_the_address_width_leaves_no_64_bit_window() {
 fn what_cannot_be_laid_out_is_refused() {
     let mut bad = request(512 * MIB, 40);
     bad.reserved = vec![range(MIB, 2 * MIB)];
-    assert!(matches!(
-        MemoryMap::new(&bad),
-        Err(MemoryMapError::ReservedInRam { .. })
-    ));
+    assert!(matches!(MemoryMap::new(&bad), Err(MemoryMapError::ReservedInRam { .. })));
     bad.reserved = vec![range(LOW_RAM_END, FOUR_GIB)];
-    assert!(matches!(
-        MemoryMap::new(&bad),
-        Err(MemoryMapError::NoWindow { .. })
-    ));
+    assert!(matches!(MemoryMap::new(&bad), Err(MemoryMapError::NoWindow { .. })));
     let mut bad = request(512 * MIB, 40);
     bad.firmware_size = 17 * MIB;
-    assert!(matches!(
-        MemoryMap::new(&bad),
-        Err(MemoryMapError::FirmwareSize { .. })
-    ));
+    assert!(matches!(MemoryMap::new(&bad), Err(MemoryMapError::FirmwareSize { .. })));
     let mut bad = request(62 * GIB, 36);
-    bad.segments.push(SegmentBuses {
-        segment: 1,
-        last_bus: 0,
-    });
-    assert!(matches!(
-        MemoryMap::new(&bad),
-        Err(MemoryMapError::EcamDoesNotFit { needed: 37, .. })
-    ));
-    bad.segments = vec![
-        SegmentBuses {
-            segment: 1,
-            last_bus: 0
-        };
-        2
-    ];
-    assert!(matches!(
-        MemoryMap::new(&bad),
-        Err(MemoryMapError::SegmentTwice { segment: 1 })
-    ));
-    assert!(matches!(
-        MemoryMap::new(&request(GIB, 64)),
-        Err(MemoryMapError::AddressBits { bits: 64 })
-    ));
+    bad.segments.push(SegmentBuses { segment: 1, last_bus: 0 });
+    assert!(matches!(MemoryMap::new(&bad), Err(MemoryMapError::EcamDoesNotFit { needed: 37, .. })));
+    bad.segments = vec![SegmentBuses { segment: 1, last_bus: 0 }; 2];
+    assert!(matches!(MemoryMap::new(&bad), Err(MemoryMapError::SegmentTwice { segment: 1 })));
+    assert!(matches!(MemoryMap::new(&request(GIB, 64)), Err(MemoryMapError::AddressBits { bits: 64 })));
 }
 
 #[test]

@@ -55,23 +55,13 @@ pub fn zero_page(params: &BootParams<'_>) -> Result<[u8; SIZE], BootParamsError>
     let entries = u8::try_from(params.memmap.len())
         .ok()
         .filter(|entries| usize::from(*entries) <= E820_MAX)
-        .ok_or(BootParamsError::MemoryMapTooLong {
-            entries: params.memmap.len(),
-        })?;
+        .ok_or(BootParamsError::MemoryMapTooLong { entries: params.memmap.len() })?;
 
     let mut page = [0; SIZE];
     put(&mut page, HEADER_OFFSET, params.header.bytes());
     put(&mut page, at::TYPE_OF_LOADER, &[LOADER_UNDEFINED]);
-    put(
-        &mut page,
-        at::CODE32_START,
-        &below_4_gib("kernel", params.load)?,
-    );
-    put(
-        &mut page,
-        at::CMD_LINE_PTR,
-        &below_4_gib("command line", params.cmdline)?,
-    );
+    put(&mut page, at::CODE32_START, &below_4_gib("kernel", params.load)?);
+    put(&mut page, at::CMD_LINE_PTR, &below_4_gib("command line", params.cmdline)?);
     put(&mut page, at::RSDP, &params.rsdp.to_le_bytes());
     if let Some(initrd) = params.initrd {
         let (start, len) = (initrd.start.to_le_bytes(), initrd.len().to_le_bytes());
@@ -81,10 +71,7 @@ pub fn zero_page(params: &BootParams<'_>) -> Result<[u8; SIZE], BootParamsError>
         put(&mut page, at::EXT_RAMDISK_SIZE, &len[4..]);
     }
     put(&mut page, at::E820_ENTRIES, &[entries]);
-    for (slot, entry) in page[at::E820_TABLE..]
-        .chunks_exact_mut(20)
-        .zip(params.memmap)
-    {
+    for (slot, entry) in page[at::E820_TABLE..].chunks_exact_mut(20).zip(params.memmap) {
         put(slot, 0, &entry.range.start.to_le_bytes());
         put(slot, 8, &entry.range.len().to_le_bytes());
         put(slot, 16, &entry.kind.number().to_le_bytes());
@@ -101,10 +88,7 @@ pub fn cmdline(text: &str, max: Option<u32>) -> Result<Vec<u8>, BootParamsError>
     let room = layout::CMDLINE.len() - 1;
     let max = max.map_or(room, |max| u64::from(max).min(room));
     if text.len() as u64 > max {
-        return Err(BootParamsError::CmdlineTooLong {
-            len: text.len(),
-            max,
-        });
+        return Err(BootParamsError::CmdlineTooLong { len: text.len(), max });
     }
     if let Some(at) = text.bytes().position(|byte| byte == 0) {
         return Err(BootParamsError::CmdlineZero { at });
@@ -116,9 +100,7 @@ pub fn cmdline(text: &str, max: Option<u32>) -> Result<Vec<u8>, BootParamsError>
 }
 
 fn below_4_gib(what: &'static str, address: u64) -> Result<[u8; 4], BootParamsError> {
-    u32::try_from(address)
-        .map(u32::to_le_bytes)
-        .map_err(|_| BootParamsError::AddressTooHigh { what, address })
+    u32::try_from(address).map(u32::to_le_bytes).map_err(|_| BootParamsError::AddressTooHigh { what, address })
 }
 
 /// Why a kernel cannot be told what it must know.
@@ -131,9 +113,7 @@ pub enum BootParamsError {
         entries: usize,
     },
     /// An address needs more than 32 bits.
-    #[error(
-        "the {what} lies at {address:#x}: the boot protocol takes addresses below {FOUR_GIB:#x}"
-    )]
+    #[error("the {what} lies at {address:#x}: the boot protocol takes addresses below {FOUR_GIB:#x}")]
     AddressTooHigh {
         /// What it is the address of.
         what: &'static str,
@@ -154,4 +134,89 @@ pub enum BootParamsError {
         /// Offset of the zero.
         at: usize,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bzimage::tests::image;
+    use super::super::e820::Kind;
+    use super::*;
+
+    const MEMMAP: [E820Entry; 2] = [
+        E820Entry { range: Range { start: 0, end: 0xA_0000 }, kind: Kind::Ram },
+        E820Entry { range: Range { start: 0xE000_0000, end: 0xF000_0000 }, kind: Kind::Reserved },
+    ];
+
+    fn params(header: &SetupHeader) -> BootParams<'_> {
+        BootParams {
+            header,
+            load: 0x200_0000,
+            cmdline: layout::CMDLINE.start,
+            initrd: Some(Range { start: 0x7000_0000, end: 0x7123_4567 }),
+            rsdp: layout::RSDP,
+            memmap: &MEMMAP,
+        }
+    }
+
+    fn u32_at(page: &[u8], at: usize) -> u32 {
+        u32::from_le_bytes(page[at..at + 4].try_into().unwrap())
+    }
+
+    #[test]
+    fn the_zero_page_holds_the_header_and_what_the_loader_adds() {
+        let image = image();
+        let header = SetupHeader::parse(&image).unwrap();
+        let page = zero_page(&params(&header)).unwrap();
+        assert_eq!(page[0x1F1..0x210], image[0x1F1..0x210]);
+        assert_eq!(page[0x230..0x26C], image[0x230..0x26C]);
+        assert!(page[0x26C..0x2D0].iter().all(|byte| *byte == 0), "no bytes after the header's end");
+        assert_eq!(page[0x210], 0xFF);
+        assert_eq!(u32_at(&page, 0x214), 0x200_0000);
+        assert_eq!((u32_at(&page, 0x218), u32_at(&page, 0x21C)), (0x7000_0000, 0x123_4567));
+        assert_eq!((u32_at(&page, 0xC0), u32_at(&page, 0xC4)), (0, 0));
+        assert_eq!(u32_at(&page, 0x228), 0x2_0000);
+        assert_eq!((u32_at(&page, 0x70), u32_at(&page, 0x74)), (0xE_0000, 0));
+        assert_eq!(page[0x1E8], 2);
+        assert_eq!((u32_at(&page, 0x2D8), u32_at(&page, 0x2E0)), (0xA_0000, 1));
+        assert_eq!((u32_at(&page, 0x2E4), u32_at(&page, 0x2EC), u32_at(&page, 0x2F4)), (0xE000_0000, 0x1000_0000, 2));
+    }
+
+    #[test]
+    fn an_elf_kernel_gets_a_header_a_kernel_recognises() {
+        let header = SetupHeader::for_elf();
+        let page = zero_page(&BootParams { initrd: None, ..params(&header) }).unwrap();
+        assert!(SetupHeader::is_present(&page));
+        assert_eq!(page[0x211], 1);
+        assert_eq!((u32_at(&page, 0x218), u32_at(&page, 0x21C)), (0, 0));
+        assert!(header.initrd_addr_max() > 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_zero_page_is_refused() {
+        let header = SetupHeader::for_elf();
+        let long = [MEMMAP[0]; E820_MAX + 1];
+        assert!(zero_page(&BootParams { memmap: &long[..E820_MAX], ..params(&header) }).is_ok());
+        assert_eq!(
+            zero_page(&BootParams { memmap: &long, ..params(&header) }),
+            Err(BootParamsError::MemoryMapTooLong { entries: 129 })
+        );
+        assert_eq!(
+            zero_page(&BootParams { load: 1 << 32, ..params(&header) }).unwrap_err().to_string(),
+            "the kernel lies at 0x100000000: the boot protocol takes addresses below 0x100000000"
+        );
+    }
+
+    #[test]
+    fn a_command_line_ends_with_a_zero_and_is_not_cut_silently() {
+        assert_eq!(cmdline("console=ttyS0", Some(2047)).unwrap(), b"console=ttyS0\0");
+        assert_eq!(cmdline("", None).unwrap(), b"\0");
+        assert!(cmdline(&"x".repeat(2047), Some(2047)).is_ok());
+        assert_eq!(
+            cmdline(&"x".repeat(2048), Some(2047)).unwrap_err().to_string(),
+            "a command line of 2048 bytes is too long: the kernel takes 2047"
+        );
+        assert!(cmdline(&"x".repeat(0xFFFF), None).is_ok());
+        assert!(cmdline(&"x".repeat(0x1_0000), Some(u32::MAX)).is_err());
+        assert_eq!(cmdline("a\0b", None), Err(BootParamsError::CmdlineZero { at: 1 }));
+    }
 }

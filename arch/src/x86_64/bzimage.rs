@@ -70,8 +70,7 @@ impl SetupHeader {
     /// Whether a file that starts with these bytes is a Linux kernel with a setup header. Nothing else is checked.
     #[must_use]
     pub fn is_present(image: &[u8]) -> bool {
-        get(image, at::BOOT_FLAG).map(u16::from_le_bytes) == Some(BOOT_FLAG)
-            && get(image, at::MAGIC) == Some(MAGIC)
+        get(image, at::BOOT_FLAG).map(u16::from_le_bytes) == Some(BOOT_FLAG) && get(image, at::MAGIC) == Some(MAGIC)
     }
 
     /// Reads the header from the first [`HEADER_END`] bytes of a file, or more.
@@ -84,21 +83,10 @@ impl SetupHeader {
         }
         let version = get(image, at::VERSION).map_or(0, u16::from_le_bytes);
         if version < VERSION_MIN {
-            return Err(BzImageError::OldProtocol {
-                major: version >> 8,
-                minor: version & 0xFF,
-            });
+            return Err(BzImageError::OldProtocol { major: version >> 8, minor: version & 0xFF });
         }
-        let end = image
-            .get(at::JUMP_LEN)
-            .map_or(0, |jump| at::MAGIC + usize::from(*jump))
-            .min(HEADER_END);
-        let header = image
-            .get(HEADER_OFFSET..end)
-            .ok_or(BzImageError::Truncated {
-                bytes: image.len(),
-                needed: end,
-            })?;
+        let end = image.get(at::JUMP_LEN).map_or(0, |jump| at::MAGIC + usize::from(*jump)).min(HEADER_END);
+        let header = image.get(HEADER_OFFSET..end).ok_or(BzImageError::Truncated { bytes: image.len(), needed: end })?;
         if end < at::INIT_SIZE + 4 {
             return Err(BzImageError::ShortHeader { end });
         }
@@ -122,18 +110,11 @@ impl SetupHeader {
         put(&mut page, at::MAGIC, &MAGIC);
         put(&mut page, at::VERSION, &VERSION_ELF.to_le_bytes());
         put(&mut page, at::LOADFLAGS, &[LOADED_HIGH]);
-        put(
-            &mut page,
-            at::INITRD_ADDR_MAX,
-            &0x7FFF_FFFFu32.to_le_bytes(),
-        );
+        put(&mut page, at::INITRD_ADDR_MAX, &0x7FFF_FFFFu32.to_le_bytes());
         put(&mut page, at::KERNEL_ALIGNMENT, &0x20_0000u32.to_le_bytes());
         put(&mut page, at::XLOADFLAGS, &XLF_KERNEL_64.to_le_bytes());
         put(&mut page, at::CMDLINE_SIZE, &CMDLINE_MAX.to_le_bytes());
-        SetupHeader {
-            page,
-            end: at::INIT_SIZE + 4,
-        }
+        SetupHeader { page, end: at::INIT_SIZE + 4 }
     }
 
     /// Where the image of `file_len` bytes goes: at `requested` if given, else where it prefers.
@@ -161,19 +142,11 @@ impl SetupHeader {
                 return Err(BzImageError::Misaligned { load, alignment });
             }
         }
-        let memory = Range::sized(
-            load,
-            u64::from(self.u32(at::INIT_SIZE)).max(file_len - file_offset),
-        );
+        let memory = Range::sized(load, u64::from(self.u32(at::INIT_SIZE)).max(file_len - file_offset));
         if load < layout::HIGH_MEMORY || memory.end > crate::memory_map::LOW_RAM_END {
             return Err(BzImageError::OutOfReach { memory });
         }
-        Ok(Placement {
-            file_offset,
-            load,
-            entry: load + ENTRY_64,
-            memory,
-        })
+        Ok(Placement { file_offset, load, entry: load + ENTRY_64, memory })
     }
 
     /// Highest address an initial RAM disk may reach.
@@ -214,9 +187,7 @@ pub enum BzImageError {
     #[error("no Linux setup header: 0xaa55 at offset 0x1fe and `HdrS` at 0x202 were looked for")]
     NoHeader,
     /// The kernel predates the 64-bit entry.
-    #[error(
-        "boot protocol {major}.{minor:02} is too old: 2.12 or later is needed, that is Linux 3.8 or later"
-    )]
+    #[error("boot protocol {major}.{minor:02} is too old: 2.12 or later is needed, that is Linux 3.8 or later")]
     OldProtocol {
         /// Major version.
         major: u16,
@@ -232,9 +203,7 @@ pub enum BzImageError {
         needed: usize,
     },
     /// The header says it ends before the fields that its version has.
-    #[error(
-        "the setup header ends at {end:#x}, before the fields of its own version: the kernel file is damaged"
-    )]
+    #[error("the setup header ends at {end:#x}, before the fields of its own version: the kernel file is damaged")]
     ShortHeader {
         /// Offset of its end.
         end: usize,
@@ -276,3 +245,6 @@ pub enum BzImageError {
         memory: Range,
     },
 }
+
+#[cfg(test)]
+pub(super) mod tests;

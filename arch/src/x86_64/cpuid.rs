@@ -31,10 +31,7 @@ pub struct VcpuIdentity {
 /// guests find the KVM signature.
 #[must_use]
 pub fn filter(host: &[kvm_cpuid_entry2], vcpu: &VcpuIdentity) -> Vec<kvm_cpuid_entry2> {
-    let topology = Topology {
-        apic_id: vcpu.apic_id,
-        count: vcpu.count.max(1),
-    };
+    let topology = Topology { apic_id: vcpu.apic_id, count: vcpu.count.max(1) };
     let amd = is_amd(host);
     let mut leaves = Vec::with_capacity(host.len() + 4);
     for entry in host {
@@ -64,28 +61,17 @@ pub fn physical_address_bits(host: &[kvm_cpuid_entry2]) -> u8 {
         return ADDRESS_BITS_DEFAULT;
     };
     let [physical, _, guest, _] = entry.eax.to_le_bytes();
-    if guest == 0 {
-        physical
-    } else {
-        physical.min(guest)
-    }
+    if guest == 0 { physical } else { physical.min(guest) }
 }
 
 /// Whether guests see KVM's signature. Without it NVIDIA's driver takes the machine for bare metal and ignores the
 /// peer-to-peer capability.
 #[must_use]
 pub fn has_kvm_signature(entries: &[kvm_cpuid_entry2]) -> bool {
-    entries.iter().any(|entry| {
-        entry.function == LEAF_SIGNATURE && [entry.ebx, entry.ecx, entry.edx] == SIGNATURE
-    })
+    entries.iter().any(|entry| entry.function == LEAF_SIGNATURE && [entry.ebx, entry.ecx, entry.edx] == SIGNATURE)
 }
 
-fn adjusted(
-    mut entry: kvm_cpuid_entry2,
-    vcpu: &VcpuIdentity,
-    topology: Topology,
-    amd: bool,
-) -> kvm_cpuid_entry2 {
+fn adjusted(mut entry: kvm_cpuid_entry2, vcpu: &VcpuIdentity, topology: Topology, amd: bool) -> kvm_cpuid_entry2 {
     match entry.function {
         0x1 => {
             entry.ebx = set_field(entry.ebx, 24, 8, topology.apic_id);
@@ -142,11 +128,7 @@ impl Topology {
 
     /// How many APIC ids share a cache: all of them from level 3 on.
     fn sharers(self, cache: &kvm_cpuid_entry2) -> u32 {
-        if cache_level(cache) >= 3 {
-            self.ids()
-        } else {
-            1
-        }
+        if cache_level(cache) >= 3 { self.ids() } else { 1 }
     }
 
     /// Leaf 0xB or 0x1F: threads of a core, cores of the socket, end.
@@ -163,32 +145,20 @@ impl Topology {
             edx: self.apic_id,
             ..Default::default()
         };
-        [
-            level(0, THREADS, 0, 1),
-            level(1, CORES, self.id_bits(), self.count),
-            level(2, 0, 0, 0),
-        ]
+        [level(0, THREADS, 0, 1), level(1, CORES, self.id_bits(), self.count), level(2, 0, 0, 0)]
     }
 }
 
 /// The level of the cache an entry of leaf 4 or 0x8000_001D describes, 0 if it describes none.
 fn cache_level(entry: &kvm_cpuid_entry2) -> u32 {
-    if entry.eax & 0x1F == 0 {
-        0
-    } else {
-        entry.eax >> 5 & 7
-    }
+    if entry.eax & 0x1F == 0 { 0 } else { entry.eax >> 5 & 7 }
 }
 
 fn is_amd(host: &[kvm_cpuid_entry2]) -> bool {
-    host.iter()
-        .filter(|entry| entry.function == 0)
-        .any(|entry| {
-            let name = [entry.ebx, entry.edx, entry.ecx]
-                .map(u32::to_le_bytes)
-                .concat();
-            name == b"AuthenticAMD" || name == b"HygonGenuine"
-        })
+    host.iter().filter(|entry| entry.function == 0).any(|entry| {
+        let name = [entry.ebx, entry.edx, entry.ecx].map(u32::to_le_bytes).concat();
+        name == b"AuthenticAMD" || name == b"HygonGenuine"
+    })
 }
 
 /// `value` in `width` bits from bit `at` of `register`; bits of `value` that do not fit are dropped.
@@ -196,3 +166,6 @@ fn set_field(register: u32, at: u32, width: u32, value: u32) -> u32 {
     let mask = ((1 << width) - 1) << at;
     register & !mask | value << at & mask
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,11 +48,7 @@ pub fn table(map: &MemoryMap) -> Vec<E820Entry> {
 
     let low = map.low_ram();
     push(0, low.end.min(layout::CONVENTIONAL_END), Kind::Ram);
-    push(
-        layout::ACPI_TABLES.start,
-        layout::HIGH_MEMORY,
-        Kind::Reserved,
-    );
+    push(layout::ACPI_TABLES.start, layout::HIGH_MEMORY, Kind::Reserved);
     if low.end > layout::HIGH_MEMORY {
         push(layout::HIGH_MEMORY, low.end, Kind::Ram);
     }
@@ -67,4 +63,61 @@ pub fn table(map: &MemoryMap) -> Vec<E820Entry> {
     }
     entries.sort_by_key(|entry| entry.range.start);
     entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory_map::{GIB, MIB, MemoryMapRequest, SegmentBuses};
+
+    fn map(ram: u64) -> MemoryMap {
+        let segments = [(0, 3), (1, 255)];
+        MemoryMap::new(&MemoryMapRequest {
+            ram,
+            physical_address_bits: 40,
+            reserved: Vec::new(),
+            firmware_size: 64 << 10,
+            segments: segments.map(|(segment, last_bus)| SegmentBuses { segment, last_bus }).to_vec(),
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn ram_ecam_and_firmware_are_listed_in_order() {
+        let table: Vec<_> = table(&map(3 * GIB)).iter().map(|entry| (entry.range.start, entry.range.end, entry.kind)).collect();
+        assert_eq!(
+            table,
+            [
+                (0, 0xA_0000, Kind::Ram),
+                (0xC_0000, 0x10_0000, Kind::Reserved),
+                (0x10_0000, 2 * GIB, Kind::Ram),
+                (0xE000_0000, 0xE040_0000, Kind::Reserved),
+                (0xFFFF_0000, 4 * GIB, Kind::Reserved),
+                (4 * GIB, 5 * GIB, Kind::Ram),
+                (5 * GIB, 5 * GIB + 256 * MIB, Kind::Reserved),
+            ]
+        );
+    }
+
+    #[test]
+    fn windows_for_bars_are_never_listed() {
+        for ram in [16 * MIB, 2 * GIB, 8 * GIB] {
+            let map = map(ram);
+            for entry in table(&map) {
+                assert!(!entry.range.overlaps(&map.mmio32), "{}", entry.range);
+                assert!(map.mmio64.iter().all(|window| !entry.range.overlaps(window)), "{}", entry.range);
+            }
+        }
+    }
+
+    #[test]
+    fn tables_and_boot_structures_lie_as_the_map_says() {
+        let table = table(&map(16 * MIB));
+        let kind = |range: Range| table.iter().find(|entry| entry.range.contains_range(&range)).map(|entry| entry.kind);
+        assert_eq!(kind(layout::ACPI_TABLES), Some(Kind::Reserved));
+        assert_eq!(kind(Range::sized(layout::RSDP, 36)), Some(Kind::Reserved));
+        assert_eq!(kind(layout::SMBIOS), Some(Kind::Reserved));
+        assert_eq!(kind(layout::CMDLINE), Some(Kind::Ram));
+        assert_eq!(kind(layout::PVH_START_INFO), Some(Kind::Ram));
+    }
 }

@@ -30,39 +30,12 @@ impl Segment {
     /// The segment as `KVM_SET_SREGS` takes it.
     #[must_use]
     pub fn kvm(self) -> kvm_segment {
-        let flat = kvm_segment {
-            limit: 0xFFFF_FFFF,
-            present: 1,
-            s: 1,
-            g: 1,
-            ..Default::default()
-        };
+        let flat = kvm_segment { limit: 0xFFFF_FFFF, present: 1, s: 1, g: 1, ..Default::default() };
         match self {
-            Segment::Code32 => kvm_segment {
-                selector: CODE_SELECTOR,
-                type_: 0xB,
-                db: 1,
-                ..flat
-            },
-            Segment::Code64 => kvm_segment {
-                selector: CODE_SELECTOR,
-                type_: 0xB,
-                l: 1,
-                ..flat
-            },
-            Segment::Data => kvm_segment {
-                selector: DATA_SELECTOR,
-                type_: 0x3,
-                db: 1,
-                ..flat
-            },
-            Segment::Task => kvm_segment {
-                selector: TASK_SELECTOR,
-                type_: 0xB,
-                limit: 0x67,
-                present: 1,
-                ..Default::default()
-            },
+            Segment::Code32 => kvm_segment { selector: CODE_SELECTOR, type_: 0xB, db: 1, ..flat },
+            Segment::Code64 => kvm_segment { selector: CODE_SELECTOR, type_: 0xB, l: 1, ..flat },
+            Segment::Data => kvm_segment { selector: DATA_SELECTOR, type_: 0x3, db: 1, ..flat },
+            Segment::Task => kvm_segment { selector: TASK_SELECTOR, type_: 0xB, limit: 0x67, present: 1, ..Default::default() },
         }
     }
 
@@ -70,14 +43,8 @@ impl Segment {
     #[must_use]
     pub fn descriptor(self) -> u64 {
         let segment = self.kvm();
-        let limit = if segment.g == 1 {
-            segment.limit >> 12
-        } else {
-            segment.limit
-        };
-        let (limit, bit) = (u64::from(limit), |value: u8, at: u32| {
-            u64::from(value) << at
-        });
+        let limit = if segment.g == 1 { segment.limit >> 12 } else { segment.limit };
+        let (limit, bit) = (u64::from(limit), |value: u8, at: u32| u64::from(value) << at);
         limit & 0xFFFF
             | bit(segment.type_, 40)
             | bit(segment.s, 44)
@@ -94,13 +61,7 @@ impl Segment {
 #[must_use]
 pub fn table(code: Segment) -> [u8; SIZE] {
     let mut bytes = [0; SIZE];
-    let descriptors = [
-        0,
-        0,
-        code.descriptor(),
-        Segment::Data.descriptor(),
-        Segment::Task.descriptor(),
-    ];
+    let descriptors = [0, 0, code.descriptor(), Segment::Data.descriptor(), Segment::Task.descriptor()];
     for (slot, descriptor) in bytes.chunks_exact_mut(8).zip(descriptors) {
         slot.copy_from_slice(&descriptor.to_le_bytes());
     }

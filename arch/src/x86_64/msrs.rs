@@ -18,17 +18,10 @@ const MTRR_ENABLED_WRITE_BACK: u64 = 1 << 11 | 6;
 /// caller goes on with the rest; none of them is vital.
 #[must_use]
 pub fn boot_entries() -> Vec<kvm_msr_entry> {
-    [
-        (MTRR_DEF_TYPE, MTRR_ENABLED_WRITE_BACK),
-        (MISC_ENABLE, MISC_ENABLE_FAST_STRING),
-    ]
-    .into_iter()
-    .map(|(index, data)| kvm_msr_entry {
-        index,
-        data,
-        ..Default::default()
-    })
-    .collect()
+    [(MTRR_DEF_TYPE, MTRR_ENABLED_WRITE_BACK), (MISC_ENABLE, MISC_ENABLE_FAST_STRING)]
+        .into_iter()
+        .map(|(index, data)| kvm_msr_entry { index, data, ..Default::default() })
+        .collect()
 }
 
 #[cfg(test)]

@@ -57,21 +57,8 @@ mod tests {
         let at = 0x9000;
         let bytes = tables(at);
         assert_eq!(bytes.len(), SIZE);
-        for address in [
-            0,
-            0x7000,
-            0x10_0000,
-            0x3FFF_FFFF,
-            0x4000_0000,
-            0x8765_4321,
-            0xFEE0_0000,
-            0xFFFF_FFFF,
-        ] {
-            assert_eq!(
-                translate(&bytes, at, address),
-                Some(address),
-                "{address:#x}"
-            );
+        for address in [0, 0x7000, 0x10_0000, 0x3FFF_FFFF, 0x4000_0000, 0x8765_4321, 0xFEE0_0000, 0xFFFF_FFFF] {
+            assert_eq!(translate(&bytes, at, address), Some(address), "{address:#x}");
         }
         assert_eq!(translate(&bytes, at, 1 << 32), None);
     }

@@ -35,15 +35,7 @@ enum Mode {
 /// (linux: Documentation/arch/x86, `xen/include/public/arch-x86/hvm/start_info.h`).
 #[must_use]
 pub fn pvh(entry: u64, start_info: u64) -> Entry {
-    Entry {
-        regs: kvm_regs {
-            rip: entry,
-            rbx: start_info,
-            rflags: RFLAGS_FIXED,
-            ..Default::default()
-        },
-        mode: Mode::Protected,
-    }
+    Entry { regs: kvm_regs { rip: entry, rbx: start_info, rflags: RFLAGS_FIXED, ..Default::default() }, mode: Mode::Protected }
 }
 
 /// Enters by the 64-bit Linux protocol: long mode, the first 4 GiB mapped to themselves, RSI has the address of the
@@ -69,10 +61,7 @@ impl Entry {
     pub fn memory(&self) -> Vec<(u64, Vec<u8>)> {
         let mut memory = vec![(layout::GDT, gdt::table(self.code()).to_vec())];
         if self.mode == Mode::Long {
-            memory.push((
-                layout::PAGE_TABLES,
-                super::paging::tables(layout::PAGE_TABLES),
-            ));
+            memory.push((layout::PAGE_TABLES, super::paging::tables(layout::PAGE_TABLES)));
         }
         memory
     }
@@ -81,21 +70,11 @@ impl Entry {
     /// value, such as the local APIC's base.
     pub fn apply(&self, sregs: &mut kvm_sregs) {
         sregs.cs = self.code().kvm();
-        for segment in [
-            &mut sregs.ds,
-            &mut sregs.es,
-            &mut sregs.fs,
-            &mut sregs.gs,
-            &mut sregs.ss,
-        ] {
+        for segment in [&mut sregs.ds, &mut sregs.es, &mut sregs.fs, &mut sregs.gs, &mut sregs.ss] {
             *segment = Segment::Data.kvm();
         }
         sregs.tr = Segment::Task.kvm();
-        sregs.gdt = kvm_dtable {
-            base: layout::GDT,
-            limit: gdt::LIMIT,
-            ..Default::default()
-        };
+        sregs.gdt = kvm_dtable { base: layout::GDT, limit: gdt::LIMIT, ..Default::default() };
         sregs.idt = kvm_dtable::default();
         sregs.cr0 = CR0_PE | CR0_ET;
         sregs.cr3 = 0;
@@ -124,25 +103,12 @@ mod tests {
     #[test]
     fn pvh_enters_flat_protected_mode_without_paging() {
         let entry = pvh(0x100_0000, 0x6000);
-        let mut sregs = kvm_sregs {
-            apic_base: 0xFEE0_0900,
-            cr4: 0x20,
-            ..Default::default()
-        };
+        let mut sregs = kvm_sregs { apic_base: 0xFEE0_0900, cr4: 0x20, ..Default::default() };
         entry.apply(&mut sregs);
-        assert_eq!(
-            (entry.regs.rip, entry.regs.rbx, entry.regs.rflags),
-            (0x100_0000, 0x6000, 2)
-        );
+        assert_eq!((entry.regs.rip, entry.regs.rbx, entry.regs.rflags), (0x100_0000, 0x6000, 2));
         assert_eq!((sregs.cr0, sregs.cr4, sregs.efer), (0x11, 0, 0));
-        assert_eq!(
-            (sregs.cs.db, sregs.cs.l, sregs.cs.limit),
-            (1, 0, 0xFFFF_FFFF)
-        );
-        assert_eq!(
-            sregs.apic_base, 0xFEE0_0900,
-            "the local APIC stays where KVM has it"
-        );
+        assert_eq!((sregs.cs.db, sregs.cs.l, sregs.cs.limit), (1, 0, 0xFFFF_FFFF));
+        assert_eq!(sregs.apic_base, 0xFEE0_0900, "the local APIC stays where KVM has it");
         assert_eq!(entry.memory().len(), 1);
     }
 
@@ -154,10 +120,7 @@ mod tests {
         assert_eq!((entry.regs.rip, entry.regs.rsi), (0x100_0200, 0x7000));
         assert_eq!(sregs.cr0, 0x8000_0011);
         assert_eq!((sregs.cr4, sregs.efer, sregs.cr3), (0x20, 0x500, 0x9000));
-        assert_eq!(
-            (sregs.cs.selector, sregs.ds.selector, sregs.ss.selector),
-            (0x10, 0x18, 0x18)
-        );
+        assert_eq!((sregs.cs.selector, sregs.ds.selector, sregs.ss.selector), (0x10, 0x18, 0x18));
         assert_eq!((sregs.cs.db, sregs.cs.l), (0, 1));
     }
 
@@ -165,11 +128,7 @@ mod tests {
     fn what_an_entry_writes_stays_clear_of_the_zero_page_and_the_start_information() {
         for (at, bytes) in linux64(0, 0).memory() {
             let written = crate::memory_map::Range::sized(at, bytes.len() as u64);
-            for other in [
-                layout::PVH_START_INFO,
-                crate::memory_map::Range::sized(layout::ZERO_PAGE, 4096),
-                layout::CMDLINE,
-            ] {
+            for other in [layout::PVH_START_INFO, crate::memory_map::Range::sized(layout::ZERO_PAGE, 4096), layout::CMDLINE] {
                 assert!(!written.overlaps(&other), "{written} meets {other}");
             }
         }

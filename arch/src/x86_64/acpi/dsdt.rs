@@ -1,8 +1,8 @@
 //! Builds DSDT: the serial line, the reservation of ECAM, the root bridges, the soft-off state.
 
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name,
-    Package, Path, ResourceTemplate, Scope, ZERO,
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate,
+    Scope, ZERO,
 };
 use acpi_tables::{Aml, AmlSink, sdt::Sdt};
 
@@ -19,18 +19,10 @@ pub(super) fn dsdt(inputs: &AcpiInputs<'_>) -> Sdt {
     let mut body = Vec::with_capacity(4 << 10);
     Scope::new(
         Path::new("_SB_"),
-        vec![
-            &Serial(inputs.serial),
-            &EcamReservation(inputs.map),
-            &pci_root::RootBridges(inputs.root_bridges),
-        ],
+        vec![&Serial(inputs.serial), &EcamReservation(inputs.map), &pci_root::RootBridges(inputs.root_bridges)],
     )
     .to_aml_bytes(&mut body);
-    Name::new(
-        Path::new("_S5_"),
-        &Package::new(vec![&ports::SLEEP_TYPE_S5, &ZERO, &ZERO, &ZERO]),
-    )
-    .to_aml_bytes(&mut body);
+    Name::new(Path::new("_S5_"), &Package::new(vec![&ports::SLEEP_TYPE_S5, &ZERO, &ZERO, &ZERO])).to_aml_bytes(&mut body);
     super::table(*b"DSDT", REVISION, &body)
 }
 
@@ -50,10 +42,7 @@ impl Aml for Serial {
                 &Name::new(Path::new("_UID"), &1u8),
                 &Name::new(
                     Path::new("_CRS"),
-                    &ResourceTemplate::new(vec![
-                        &IO::new(ports::SERIAL, ports::SERIAL, 1, 8),
-                        &interrupt,
-                    ]),
+                    &ResourceTemplate::new(vec![&IO::new(ports::SERIAL, ports::SERIAL, 1, 8), &interrupt]),
                 ),
             ],
         )
@@ -70,21 +59,13 @@ impl Aml for EcamReservation<'_> {
         if self.0.ecam.is_empty() {
             return;
         }
-        let ranges: Vec<Reserved> = self
-            .0
-            .ecam
-            .iter()
-            .map(|ecam| Reserved(ecam.range))
-            .collect();
+        let ranges: Vec<Reserved> = self.0.ecam.iter().map(|ecam| Reserved(ecam.range)).collect();
         Device::new(
             Path::new("ECAM"),
             vec![
                 &Name::new(Path::new("_HID"), &EISAName::new("PNP0C02")),
                 &Name::new(Path::new("_UID"), &ZERO),
-                &Name::new(
-                    Path::new("_CRS"),
-                    &ResourceTemplate::new(ranges.iter().map(|range| range as &dyn Aml).collect()),
-                ),
+                &Name::new(Path::new("_CRS"), &ResourceTemplate::new(ranges.iter().map(|range| range as &dyn Aml).collect())),
             ],
         )
         .to_aml_bytes(sink);
@@ -98,14 +79,8 @@ impl Aml for Reserved {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         match (u32::try_from(self.0.start), u32::try_from(self.0.len())) {
             (Ok(start), Ok(len)) => Memory32Fixed::new(true, start, len).to_aml_bytes(sink),
-            _ => AddressSpace::new_memory(
-                AddressSpaceCacheable::NotCacheable,
-                true,
-                self.0.start,
-                self.0.last(),
-                None,
-            )
-            .to_aml_bytes(sink),
+            _ => AddressSpace::new_memory(AddressSpaceCacheable::NotCacheable, true, self.0.start, self.0.last(), None)
+                .to_aml_bytes(sink),
         }
     }
 }

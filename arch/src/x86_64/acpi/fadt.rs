@@ -33,11 +33,5 @@ pub(super) fn fadt(dsdt: u64) -> FADT {
 }
 
 fn port(port: u16) -> GAS {
-    GAS::new(
-        AddressSpace::SystemIo,
-        8,
-        0,
-        AccessSize::ByteAccess,
-        port.into(),
-    )
+    GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, port.into())
 }

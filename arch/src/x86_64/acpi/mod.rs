@@ -72,11 +72,7 @@ impl PrtEntry {
     /// The four rows of one device.
     #[must_use]
     pub fn of_device(device: u8) -> [PrtEntry; 4] {
-        [0, 1, 2, 3].map(|pin| PrtEntry {
-            device,
-            pin,
-            gsi: crate::intx::intx_gsi(device, pin),
-        })
+        [0, 1, 2, 3].map(|pin| PrtEntry { device, pin, gsi: crate::intx::intx_gsi(device, pin) })
     }
 }
 
@@ -95,11 +91,7 @@ impl Node {
     /// Node 0 with all processors and all RAM.
     #[must_use]
     pub fn whole(cpus: u32, map: &MemoryMap) -> Node {
-        Node {
-            proximity: 0,
-            cpus: (0..cpus).collect(),
-            memory: map.ram.clone(),
-        }
+        Node { proximity: 0, cpus: (0..cpus).collect(), memory: map.ram.clone() }
     }
 }
 
@@ -118,15 +110,9 @@ pub struct AcpiTables {
 /// processors and 64 root bridges do not fill.
 #[must_use]
 pub fn tables(inputs: &AcpiInputs<'_>, at: u64) -> AcpiTables {
-    let mut blob = Blob {
-        at,
-        bytes: Vec::with_capacity(8 << 10),
-    };
+    let mut blob = Blob { at, bytes: Vec::with_capacity(8 << 10) };
     let dsdt = blob.push(&dsdt::dsdt(inputs));
-    let mut listed = vec![
-        blob.push(&fadt::fadt(dsdt)),
-        blob.push(&madt::madt(inputs.cpus)),
-    ];
+    let mut listed = vec![blob.push(&fadt::fadt(dsdt)), blob.push(&madt::madt(inputs.cpus))];
     if !inputs.map.ecam.is_empty() {
         listed.push(blob.push(&mcfg(inputs.map)));
     }
@@ -140,10 +126,7 @@ pub fn tables(inputs: &AcpiInputs<'_>, at: u64) -> AcpiTables {
     let xsdt = blob.push(&xsdt);
     let mut rsdp = Vec::new();
     Rsdp::new(OEM_ID, xsdt).to_aml_bytes(&mut rsdp);
-    AcpiTables {
-        rsdp,
-        bytes: blob.bytes,
-    }
+    AcpiTables { rsdp, bytes: blob.bytes }
 }
 
 /// Tables one after the other, at a known address.
@@ -155,8 +138,7 @@ struct Blob {
 impl Blob {
     /// Appends a table and returns its address.
     fn push(&mut self, table: &dyn Aml) -> u64 {
-        self.bytes
-            .resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
+        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
         let address = self.at + self.bytes.len() as u64;
         table.to_aml_bytes(&mut self.bytes);
         address
@@ -166,14 +148,7 @@ impl Blob {
 /// A table with Banyan's identity and `body` after its header.
 fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Sdt {
     const HEADER: u32 = 36;
-    let mut sdt = Sdt::new(
-        signature,
-        HEADER,
-        revision,
-        OEM_ID,
-        OEM_TABLE_ID,
-        OEM_REVISION,
-    );
+    let mut sdt = Sdt::new(signature, HEADER, revision, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     sdt.append_slice(body);
     sdt
 }

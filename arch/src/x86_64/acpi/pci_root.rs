@@ -3,9 +3,8 @@
 //! Sources: ACPI 6.5 6.1 to 6.2, PCI Firmware 3.3 4.5; linux: `drivers/acpi/pci_root.c`.
 
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, And, Arg, CreateDWordField, Device, EISAName, Else, Equal,
-    GreaterEqual, If, Local, Method, MethodCall, Name, NotEqual, ONE, Or, Package, PackageBuilder,
-    Path, ResourceTemplate, Return, Store, Uuid, ZERO,
+    AddressSpace, AddressSpaceCacheable, And, Arg, CreateDWordField, Device, EISAName, Else, Equal, GreaterEqual, If, Local,
+    Method, MethodCall, Name, NotEqual, ONE, Or, Package, PackageBuilder, Path, ResourceTemplate, Return, Store, Uuid, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
 
@@ -37,14 +36,11 @@ impl Aml for RootBridges<'_> {
         let mut tables: Vec<&[PrtEntry]> = Vec::new();
         for (index, bridge) in self.0.iter().enumerate() {
             let prt = (!bridge.prt.is_empty()).then(|| {
-                tables
-                    .iter()
-                    .position(|table| *table == bridge.prt)
-                    .unwrap_or_else(|| {
-                        tables.push(&bridge.prt);
-                        interrupt_table(sink, tables.len() - 1, &bridge.prt);
-                        tables.len() - 1
-                    })
+                tables.iter().position(|table| *table == bridge.prt).unwrap_or_else(|| {
+                    tables.push(&bridge.prt);
+                    interrupt_table(sink, tables.len() - 1, &bridge.prt);
+                    tables.len() - 1
+                })
             });
             root_bridge(sink, index, bridge, prt);
         }
@@ -59,26 +55,19 @@ fn root_bridge(sink: &mut dyn AmlSink, index: usize, bridge: &RootBridge, prt: O
     let segment = Name::new(Path::new("_SEG"), &bridge.segment);
     let first_bus = Name::new(Path::new("_BBN"), bridge.buses.start());
     let resources = resources(bridge);
-    let call = MethodCall::new(
-        Path::new("\\_SB_.POSC"),
-        vec![&Arg(0), &Arg(1), &Arg(2), &Arg(3)],
-    );
+    let call = MethodCall::new(Path::new("\\_SB_.POSC"), vec![&Arg(0), &Arg(1), &Arg(2), &Arg(3)]);
     let call = Return::new(&call);
     let osc = Method::new(Path::new("_OSC"), 4, true, vec![&call]);
-    let proximity = bridge
-        .proximity
-        .map(|proximity| Name::new(Path::new("_PXM"), &proximity));
+    let proximity = bridge.proximity.map(|proximity| Name::new(Path::new("_PXM"), &proximity));
     let prt = prt.map(|table| {
         let path = format!("\\_SB_.{}", numbered('I', table));
         let mut bytes = Vec::new();
         let path = Path::new(&path);
-        Method::new(Path::new("_PRT"), 0, false, vec![&Return::new(&path)])
-            .to_aml_bytes(&mut bytes);
+        Method::new(Path::new("_PRT"), 0, false, vec![&Return::new(&path)]).to_aml_bytes(&mut bytes);
         Raw(bytes)
     });
 
-    let mut children: Vec<&dyn Aml> =
-        vec![&hid, &cid, &uid, &segment, &first_bus, &resources, &osc];
+    let mut children: Vec<&dyn Aml> = vec![&hid, &cid, &uid, &segment, &first_bus, &resources, &osc];
     children.extend(proximity.as_ref().map(|proximity| proximity as &dyn Aml));
     children.extend(prt.as_ref().map(|prt| prt as &dyn Aml));
     Device::new(Path::new(&numbered('P', index)), children).to_aml_bytes(sink);
@@ -86,21 +75,12 @@ fn root_bridge(sink: &mut dyn AmlSink, index: usize, bridge: &RootBridge, prt: O
 
 /// `_CRS`: buses and windows. No window is marked prefetchable: Linux would keep BARs that are not prefetchable out.
 fn resources(bridge: &RootBridge) -> Name {
-    let buses = AddressSpace::new_bus_number(
-        u16::from(*bridge.buses.start()),
-        u16::from(*bridge.buses.end()),
-    );
+    let buses = AddressSpace::new_bus_number(u16::from(*bridge.buses.start()), u16::from(*bridge.buses.end()));
     let windows: Vec<Window> = bridge
         .io
         .iter()
         .map(|range| Window::Io(*range))
-        .chain(
-            bridge
-                .mem32
-                .iter()
-                .chain(&bridge.mem64)
-                .map(|range| Window::Memory(*range)),
-        )
+        .chain(bridge.mem32.iter().chain(&bridge.mem64).map(|range| Window::Memory(*range)))
         .collect();
     let mut children: Vec<&dyn Aml> = vec![&buses];
     children.extend(windows.iter().map(|window| window as &dyn Aml));
@@ -119,9 +99,7 @@ impl Aml for Window {
         if range.is_empty() {
             return;
         }
-        let dwords = u32::try_from(range.start)
-            .ok()
-            .zip(u32::try_from(range.last()).ok());
+        let dwords = u32::try_from(range.start).ok().zip(u32::try_from(range.last()).ok());
         let not_cacheable = AddressSpaceCacheable::NotCacheable;
         match (self, dwords) {
             (Window::Io(_), Some((first, last))) => {
@@ -131,8 +109,7 @@ impl Aml for Window {
                 AddressSpace::new_memory(not_cacheable, true, first, last, None).to_aml_bytes(sink);
             }
             (Window::Memory(_), None) => {
-                AddressSpace::new_memory(not_cacheable, true, range.start, range.last(), None)
-                    .to_aml_bytes(sink);
+                AddressSpace::new_memory(not_cacheable, true, range.start, range.last(), None).to_aml_bytes(sink);
             }
             (Window::Io(_), None) => {} // x86 has 64 KiB of I/O space
         }
@@ -158,12 +135,8 @@ fn osc(sink: &mut dyn AmlSink) {
     let answer = Return::new(&Arg(3));
     let set = |bit: &'static u8| Or::new(&status, &status, bit);
 
-    let (bad_uuid, failed, bad_revision, masked) = (
-        set(&OSC_BAD_UUID),
-        set(&OSC_FAILED),
-        set(&OSC_BAD_REVISION),
-        set(&OSC_MASKED),
-    );
+    let (bad_uuid, failed, bad_revision, masked) =
+        (set(&OSC_BAD_UUID), set(&OSC_FAILED), set(&OSC_BAD_REVISION), set(&OSC_MASKED));
     let unknown_revision = NotEqual::new(&Arg(1), &ONE);
     let check_revision = If::new(&unknown_revision, vec![&bad_revision]);
     let has_control = GreaterEqual::new(&Arg(2), &3u8);
@@ -172,23 +145,14 @@ fn osc(sink: &mut dyn AmlSink) {
     let grant = And::new(&control, &control, &OSC_GRANTED);
     let not_all = NotEqual::new(&Local(0), &control);
     let say_masked = If::new(&not_all, vec![&masked]);
-    let answer_control = If::new(
-        &has_control,
-        vec![&control_field, &asked, &grant, &say_masked],
-    );
+    let answer_control = If::new(&has_control, vec![&control_field, &asked, &grant, &say_masked]);
     let too_short = Else::new(vec![&failed]);
     let uuid = Uuid::new(OSC_UUID);
     let is_ours = Equal::new(&Arg(0), &uuid);
     let ours = If::new(&is_ours, vec![&check_revision, &answer_control, &too_short]);
     let not_ours = Else::new(vec![&bad_uuid]);
     let status_field = CreateDWordField::new(&status, &Arg(3), &ZERO);
-    Method::new(
-        Path::new("POSC"),
-        4,
-        true,
-        vec![&status_field, &ours, &not_ours, &answer],
-    )
-    .to_aml_bytes(sink);
+    Method::new(Path::new("POSC"), 4, true, vec![&status_field, &ours, &not_ours, &answer]).to_aml_bytes(sink);
 }
 
 /// A name of four characters: a letter and three hexadecimal digits.

@@ -25,9 +25,7 @@ pub(super) fn srat(nodes: &[Node], root_bridges: &[RootBridge]) -> Sdt {
             self::memory(&mut body, node.proximity, memory);
         }
         if node.cpus.is_empty() && node.memory.is_empty() {
-            let bridge = root_bridges
-                .iter()
-                .find(|bridge| bridge.proximity == Some(node.proximity));
+            let bridge = root_bridges.iter().find(|bridge| bridge.proximity == Some(node.proximity));
             if let Some(bridge) = bridge {
                 generic_initiator(&mut body, node.proximity, bridge);
             }

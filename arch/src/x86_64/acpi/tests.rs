@@ -5,9 +5,7 @@ use crate::x86_64::layout;
 const AT: u64 = layout::ACPI_TABLES.start;
 
 fn map(ram: u64, segments: &[(u16, u8)]) -> MemoryMap {
-    let segments = segments
-        .iter()
-        .map(|&(segment, last_bus)| SegmentBuses { segment, last_bus });
+    let segments = segments.iter().map(|&(segment, last_bus)| SegmentBuses { segment, last_bus });
     MemoryMap::new(&MemoryMapRequest {
         ram,
         physical_address_bits: 46,
@@ -23,20 +21,11 @@ fn bridge(uid: u32, segment: u16, buses: RangeInclusive<u8>) -> RootBridge {
         uid,
         segment,
         buses,
-        mem32: vec![Range::sized(
-            0x8000_0000 + u64::from(uid) * 0x1000_0000,
-            0x1000_0000,
-        )],
-        mem64: vec![Range::sized(
-            0x40_0000_0000 + u64::from(uid) * 0x10_0000_0000,
-            0x10_0000_0000,
-        )],
+        mem32: vec![Range::sized(0x8000_0000 + u64::from(uid) * 0x1000_0000, 0x1000_0000)],
+        mem64: vec![Range::sized(0x40_0000_0000 + u64::from(uid) * 0x10_0000_0000, 0x10_0000_0000)],
         io: None,
         proximity: None,
-        prt: PrtEntry::of_device(1)
-            .into_iter()
-            .chain(PrtEntry::of_device(2))
-            .collect(),
+        prt: PrtEntry::of_device(1).into_iter().chain(PrtEntry::of_device(2)).collect(),
     }
 }
 
@@ -57,29 +46,17 @@ impl Found {
             bytes
         };
         assert_eq!(&built.rsdp[..8], b"RSD PTR ");
-        assert_eq!(
-            (sum(&built.rsdp[..20]), sum(&built.rsdp), built.rsdp.len()),
-            (0, 0, 36)
-        );
+        assert_eq!((sum(&built.rsdp[..20]), sum(&built.rsdp), built.rsdp.len()), (0, 0, 36));
         let xsdt = table(u64_at(&built.rsdp, 24));
         assert_eq!(&xsdt[..4], b"XSDT");
-        let mut tables: Vec<Vec<u8>> = (36..xsdt.len())
-            .step_by(8)
-            .map(|at| table(u64_at(&xsdt, at)))
-            .collect();
-        let dsdt = tables
-            .iter()
-            .find(|table| table.starts_with(b"FACP"))
-            .map(|fadt| u64_at(fadt, 140));
+        let mut tables: Vec<Vec<u8>> = (36..xsdt.len()).step_by(8).map(|at| table(u64_at(&xsdt, at))).collect();
+        let dsdt = tables.iter().find(|table| table.starts_with(b"FACP")).map(|fadt| u64_at(fadt, 140));
         tables.push(table(dsdt.unwrap()));
         Found { tables }
     }
 
     fn get(&self, signature: &[u8; 4]) -> Option<&[u8]> {
-        self.tables
-            .iter()
-            .find(|table| table.starts_with(signature))
-            .map(Vec::as_slice)
+        self.tables.iter().find(|table| table.starts_with(signature)).map(Vec::as_slice)
     }
 }
 
@@ -96,10 +73,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 fn holds(bytes: &[u8], what: &[u8]) -> usize {
-    bytes
-        .windows(what.len())
-        .filter(|window| *window == what)
-        .count()
+    bytes.windows(what.len()).filter(|window| *window == what).count()
 }
 
 /// Type and bytes of each structure from `at` on.
@@ -115,13 +89,7 @@ fn structures(table: &[u8], at: usize) -> Vec<(u8, &[u8])> {
 }
 
 fn build(cpus: u32, map: &MemoryMap, root_bridges: &[RootBridge], nodes: &[Node]) -> Found {
-    let inputs = AcpiInputs {
-        cpus,
-        map,
-        serial: true,
-        root_bridges,
-        nodes,
-    };
+    let inputs = AcpiInputs { cpus, map, serial: true, root_bridges, nodes };
     Found::new(&tables(&inputs, AT), AT)
 }
 
@@ -170,18 +138,12 @@ fn madt_lists_every_processor_once_and_one_io_apic() {
                     ids.push(u32::from(structure[3]));
                 }
                 9 => {
-                    assert_eq!(
-                        (u32_at(structure, 4), u32_at(structure, 8)),
-                        (u32_at(structure, 12), 1)
-                    );
+                    assert_eq!((u32_at(structure, 4), u32_at(structure, 8)), (u32_at(structure, 12), 1));
                     ids.push(u32_at(structure, 4));
                 }
                 1 => {
                     io_apics += 1;
-                    assert_eq!(
-                        (u32_at(structure, 4), u32_at(structure, 8)),
-                        (0xFEC0_0000, 0)
-                    );
+                    assert_eq!((u32_at(structure, 4), u32_at(structure, 8)), (0xFEC0_0000, 0));
                 }
                 4 => assert_eq!(structure, [4, 6, 0xFF, 0, 0, 1]),
                 other => panic!("structure {other}"),
@@ -196,21 +158,9 @@ fn madt_lists_every_processor_once_and_one_io_apic() {
 fn srat_gives_each_processor_and_each_piece_of_ram_its_node() {
     let map = map(8 * GIB, &[(0, 3)]);
     let nodes = [
-        Node {
-            proximity: 0,
-            cpus: vec![0, 1],
-            memory: vec![map.ram[0]],
-        },
-        Node {
-            proximity: 1,
-            cpus: vec![2, 300],
-            memory: vec![map.ram[1]],
-        },
-        Node {
-            proximity: 7,
-            cpus: vec![],
-            memory: vec![],
-        },
+        Node { proximity: 0, cpus: vec![0, 1], memory: vec![map.ram[0]] },
+        Node { proximity: 1, cpus: vec![2, 300], memory: vec![map.ram[1]] },
+        Node { proximity: 7, cpus: vec![], memory: vec![] },
     ];
     let mut far = bridge(1, 0, 2..=3);
     far.proximity = Some(7);
@@ -224,21 +174,14 @@ fn srat_gives_each_processor_and_each_piece_of_ram_its_node() {
         match kind {
             0 => cpus.push((u32::from(bytes[3]), u32::from(bytes[2]))),
             2 => cpus.push((u32_at(bytes, 8), u32_at(bytes, 4))),
-            1 => memory.push((
-                u32_at(bytes, 2),
-                Range::sized(u64_at(bytes, 8), u64_at(bytes, 16)),
-            )),
+            1 => memory.push((u32_at(bytes, 2), Range::sized(u64_at(bytes, 8), u64_at(bytes, 16)))),
             5 => initiators.push((u32_at(bytes, 4), bytes[10], bytes.len())),
             other => panic!("structure {other}"),
         }
     }
     assert_eq!(cpus, [(0, 0), (1, 0), (2, 1), (300, 1)]);
     assert_eq!(memory, [(0, map.ram[0]), (1, map.ram[1])]);
-    assert_eq!(
-        initiators,
-        [(7, 2, 32)],
-        "a node without anything else lives by its root bridge"
-    );
+    assert_eq!(initiators, [(7, 2, 32)], "a node without anything else lives by its root bridge");
 }
 
 #[test]
@@ -254,21 +197,12 @@ fn case_f7_a_motherboard_resource_covers_exactly_the_ecam_of_every_segment() {
         })
         .collect();
     assert_eq!(listed[0], Range::sized(ECAM_BASE, 6 * MIB));
-    assert_eq!(
-        listed,
-        map.ecam.iter().map(|ecam| ecam.range).collect::<Vec<_>>()
-    );
+    assert_eq!(listed, map.ecam.iter().map(|ecam| ecam.range).collect::<Vec<_>>());
 
     // The body of the PNP0C02 device: fixed 32-bit descriptors (0x86) and 64-bit address descriptors (0x8A).
     let dsdt = found.get(b"DSDT").unwrap();
-    let device = dsdt
-        .windows(4)
-        .position(|window| window == b"ECAM")
-        .unwrap();
-    let end = dsdt
-        .windows(4)
-        .position(|window| window == b"POSC")
-        .unwrap();
+    let device = dsdt.windows(4).position(|window| window == b"ECAM").unwrap();
+    let end = dsdt.windows(4).position(|window| window == b"POSC").unwrap();
     let device = &dsdt[device..end];
     assert_eq!(holds(device, &[0x0C, 0x41, 0xD0, 0x0C, 0x02]), 1, "PNP0C02");
     let mut reserved = Vec::new();
@@ -281,10 +215,7 @@ fn case_f7_a_motherboard_resource_covers_exactly_the_ecam_of_every_segment() {
             [0x8A, 43, 0] => {
                 let (first, last) = (u64_at(device, at + 14), u64_at(device, at + 22));
                 assert_eq!(u64_at(device, at + 38), last - first + 1);
-                reserved.push(Range {
-                    start: first,
-                    end: last + 1,
-                });
+                reserved.push(Range { start: first, end: last + 1 });
             }
             _ => {}
         }
@@ -296,13 +227,7 @@ fn case_f7_a_motherboard_resource_covers_exactly_the_ecam_of_every_segment() {
 fn the_soft_off_state_is_what_the_sleep_register_takes() {
     let map = map(GIB, &[]);
     let found = build(1, &map, &[], &[]);
-    assert_eq!(
-        holds(
-            found.get(b"DSDT").unwrap(),
-            b"_S5_\x12\x07\x04\x0A\x05\0\0\0"
-        ),
-        1
-    );
+    assert_eq!(holds(found.get(b"DSDT").unwrap(), b"_S5_\x12\x07\x04\x0A\x05\0\0\0"), 1);
     assert!(found.get(b"MCFG").is_none(), "no segment, no MCFG");
     assert!(found.get(b"SRAT").is_none(), "no node, no SRAT");
     assert_eq!(crate::ports::SLEEP_S5, 0x34);
@@ -311,13 +236,7 @@ fn the_soft_off_state_is_what_the_sleep_register_takes() {
 #[test]
 fn the_serial_line_is_listed_only_if_it_exists() {
     let map = map(GIB, &[]);
-    let mut inputs = AcpiInputs {
-        cpus: 1,
-        map: &map,
-        serial: true,
-        root_bridges: &[],
-        nodes: &[],
-    };
+    let mut inputs = AcpiInputs { cpus: 1, map: &map, serial: true, root_bridges: &[], nodes: &[] };
     let com1 = b"\x47\x01\xF8\x03\xF8\x03\x01\x08\x89\x06\x00\x03\x01\x04\x00\x00\x00\x79\x00";
     assert_eq!(holds(&tables(&inputs, AT).bytes, com1), 1);
     inputs.serial = false;
@@ -329,41 +248,19 @@ fn each_root_bridge_names_its_segment_buses_node_and_windows() {
     let map = map(GIB, &[(0, 0x3F), (2, 0x1F)]);
     let mut second = bridge(1, 2, 0x20..=0x3F);
     second.proximity = Some(3);
-    second.io = Some(Range {
-        start: 0x1000,
-        end: 0x1_0000,
-    });
+    second.io = Some(Range { start: 0x1000, end: 0x1_0000 });
     let found = build(1, &map, &[bridge(0, 0, 0..=0x1F), second], &[]);
     let dsdt = found.get(b"DSDT").unwrap();
-    let start = dsdt
-        .windows(4)
-        .position(|window| window == b"P001")
-        .unwrap();
+    let start = dsdt.windows(4).position(|window| window == b"P001").unwrap();
     let device = &dsdt[start..];
-    assert_eq!(
-        holds(
-            dsdt,
-            b"P000\x08_HID\x0C\x41\xD0\x0A\x08\x08_CID\x0C\x41\xD0\x0A\x03"
-        ),
-        1
-    );
-    for named in [
-        &b"_SEG\x0A\x02"[..],
-        b"_BBN\x0A\x20",
-        b"_PXM\x0A\x03",
-        b"_UID\x01",
-    ] {
+    assert_eq!(holds(dsdt, b"P000\x08_HID\x0C\x41\xD0\x0A\x08\x08_CID\x0C\x41\xD0\x0A\x03"), 1);
+    for named in [&b"_SEG\x0A\x02"[..], b"_BBN\x0A\x20", b"_PXM\x0A\x03", b"_UID\x01"] {
         assert_eq!(holds(device, named), 1, "{named:?}");
     }
     assert_eq!(holds(&dsdt[..start], b"_PXM"), 0);
-    let buses = [
-        0x88, 13, 0, 2, 0xC, 0, 0, 0, 0x20, 0, 0x3F, 0, 0, 0, 0x20, 0,
-    ];
+    let buses = [0x88, 13, 0, 2, 0xC, 0, 0, 0, 0x20, 0, 0x3F, 0, 0, 0, 0x20, 0];
     assert_eq!(holds(device, &buses), 1);
-    let io = [
-        0x87, 23, 0, 1, 0xC, 3, 0, 0, 0, 0, 0, 0x10, 0, 0, 0xFF, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0xF0,
-        0, 0,
-    ];
+    let io = [0x87, 23, 0, 1, 0xC, 3, 0, 0, 0, 0, 0, 0x10, 0, 0, 0xFF, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0xF0, 0, 0];
     assert_eq!(holds(dsdt, &io), 1);
     let mut low = vec![0x87, 23, 0, 0, 0xC, 1];
     for field in [0, 0x9000_0000u32, 0x9FFF_FFFF, 0, 0x1000_0000] {
@@ -388,23 +285,10 @@ fn equal_interrupt_tables_exist_once() {
     let found = build(1, &map, &[bridges, vec![other, none]].concat(), &[]);
     let dsdt = found.get(b"DSDT").unwrap();
     assert_eq!((holds(dsdt, b"\x08I000"), holds(dsdt, b"\x08I001")), (1, 1));
-    assert_eq!(
-        (
-            holds(dsdt, b"\\/\x02I000"),
-            holds(dsdt, b"\\._SB_I000"),
-            holds(dsdt, b"\\._SB_I001")
-        ),
-        (0, 3, 1)
-    );
+    assert_eq!((holds(dsdt, b"\\/\x02I000"), holds(dsdt, b"\\._SB_I000"), holds(dsdt, b"\\._SB_I001")), (0, 3, 1));
     assert_eq!(holds(dsdt, b"_PRT"), 4);
     // INTB of device 2: GSI 16 + (2 + 1) % 8.
-    assert_eq!(
-        holds(
-            dsdt,
-            &[0x12, 0x0B, 4, 0x0C, 0xFF, 0xFF, 2, 0, 1, 0, 0x0A, 19]
-        ),
-        1
-    );
+    assert_eq!(holds(dsdt, &[0x12, 0x0B, 4, 0x0C, 0xFF, 0xFF, 2, 0, 1, 0, 0x0A, 19]), 1);
 }
 
 #[test]
@@ -414,10 +298,7 @@ fn osc_grants_native_hot_plug_pme_aer_and_the_capability_and_refuses_shpc() {
     let map = map(GIB, &[(0, 0)]);
     let found = build(1, &map, &[bridge(0, 0, 0..=0)], &[]);
     let dsdt = found.get(b"DSDT").unwrap();
-    let uuid = [
-        0x5B, 0x4D, 0xDB, 0x33, 0xF7, 0x1F, 0x1C, 0x40, 0x96, 0x57, 0x74, 0x41, 0xC0, 0x3D, 0xD7,
-        0x66,
-    ];
+    let uuid = [0x5B, 0x4D, 0xDB, 0x33, 0xF7, 0x1F, 0x1C, 0x40, 0x96, 0x57, 0x74, 0x41, 0xC0, 0x3D, 0xD7, 0x66];
     assert_eq!(holds(dsdt, &uuid), 1);
     assert_eq!(holds(dsdt, b"_DSM"), 0);
 }
@@ -434,18 +315,8 @@ fn a_large_machine_fits_the_place_of_the_tables() {
         })
         .collect();
     let nodes = [Node::whole(255, &map)];
-    let inputs = AcpiInputs {
-        cpus: 255,
-        map: &map,
-        serial: true,
-        root_bridges: &bridges,
-        nodes: &nodes,
-    };
+    let inputs = AcpiInputs { cpus: 255, map: &map, serial: true, root_bridges: &bridges, nodes: &nodes };
     let built = tables(&inputs, AT);
     Found::new(&built, AT);
-    assert!(
-        (built.bytes.len() as u64) < layout::ACPI_TABLES.len() / 2,
-        "{} bytes",
-        built.bytes.len()
-    );
+    assert!((built.bytes.len() as u64) < layout::ACPI_TABLES.len() / 2, "{} bytes", built.bytes.len());
 }
