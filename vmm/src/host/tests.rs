@@ -1,0 +1,274 @@
+use pci::address::HostBdf;
+use pci::topology::PortKind;
+
+use super::check::{CheckError, CheckWarning, Members, Wanted, assignable, check, check_memlock};
+use super::fake::{DOWNSTREAM, FakeFunction, FakeHost, ROOT_PORT, UPSTREAM};
+use super::scan::{resolve, scan};
+use super::tree::{HostKind, HostParent, HostTree};
+
+fn bdf(text: &str) -> HostBdf {
+    text.parse().unwrap()
+}
+
+fn wanted(name: &str, at: &str) -> Wanted {
+    Wanted { name: name.into(), at: bdf(at) }
+}
+
+/// A switch with two GPUs, each in a group of its own.
+fn switch() -> FakeHost {
+    let host = FakeHost::new();
+    let port = |kind| FakeFunction { group: Some(9), ..FakeFunction::port(kind) };
+    host.add("pci0000:00/0000:00:01.0", &port(ROOT_PORT));
+    host.add("pci0000:00/0000:00:01.0/0000:01:00.0", &port(UPSTREAM));
+    for (down, gpu, group) in [("0000:02:00.0", "0000:03:00.0", 1), ("0000:02:01.0", "0000:04:00.0", 2)] {
+        let path = format!("pci0000:00/0000:00:01.0/0000:01:00.0/{down}");
+        host.add(&path, &port(DOWNSTREAM));
+        host.add(&format!("{path}/{gpu}"), &FakeFunction { group: Some(group), ..FakeFunction::default() });
+    }
+    host
+}
+
+fn scan_for(host: &FakeHost, devices: &[&str]) -> HostTree {
+    let devices: Vec<HostBdf> = devices.iter().map(|at| bdf(at)).collect();
+    scan(host.sysfs(), &devices).unwrap()
+}
+
+#[test]
+fn every_bridge_above_a_device_is_read() {
+    let host = switch();
+    let tree = scan_for(&host, &["0000:03:00.0"]);
+    let gpu = tree.get(bdf("0000:03:00.0")).unwrap();
+    let path: Vec<(String, HostKind)> = tree.above(gpu).iter().map(|node| (node.at.to_string(), node.kind)).collect();
+    assert_eq!(
+        path,
+        [
+            ("0000:00:01.0".into(), HostKind::Port(PortKind::Root)),
+            ("0000:01:00.0".into(), HostKind::Port(PortKind::Upstream)),
+            ("0000:02:00.0".into(), HostKind::Port(PortKind::Downstream)),
+        ]
+    );
+    assert_eq!(tree.root_complex(gpu), Some("pci0000:00"));
+    assert!(tree.get(bdf("0000:04:00.0")).is_none());
+}
+
+#[test]
+fn ids_link_and_completers_come_from_the_registers() {
+    let host = switch();
+    let tree = scan_for(&host, &["0000:03:00.0"]);
+    let gpu = tree.get(bdf("0000:03:00.0")).unwrap();
+    assert_eq!((gpu.ids.vendor, gpu.ids.device, gpu.ids.class.value()), (0x10DE, 0x2330, 0x03_0200));
+    assert_eq!((gpu.ids.revision, gpu.ids.subsystem_vendor, gpu.ids.subsystem), (0xA1, 0x10DE, 0x16C1));
+    let link = gpu.link.unwrap();
+    assert_eq!((link.max.to_string(), link.current.to_string()), ("16GT/s x16".into(), "8GT/s x8".into()));
+    assert_eq!((link.max_payload_supported, link.max_payload), (3, 2));
+    assert_eq!(gpu.atomic_completers, 3);
+    assert_eq!((gpu.group, gpu.driver.as_deref(), gpu.numa_node), (Some(1), Some("vfio-pci"), Some(0)));
+}
+
+#[test]
+fn without_privilege_kinds_come_from_levels_and_links_from_attributes() {
+    let host = FakeHost::new();
+    let port = FakeFunction { config_len: 64, ..FakeFunction::port(ROOT_PORT) };
+    let mut path = String::from("pci10000:e0");
+    for at in ["10000:e0:01.0", "10000:e1:00.0", "10000:e2:00.0", "10000:e3:00.0", "10000:e4:00.0"] {
+        path = format!("{path}/{at}");
+        host.add(&path, &port);
+    }
+    let gpu =
+        host.add(&format!("{path}/10000:e5:00.0"), &FakeFunction { config_len: 64, numa_node: -1, ..FakeFunction::default() });
+    let tree = scan(host.sysfs(), &[gpu]).unwrap();
+    let node = tree.get(gpu).unwrap();
+    let kinds: Vec<HostKind> = tree.above(node).iter().map(|node| node.kind).collect();
+    let expected = [PortKind::Root, PortKind::Upstream, PortKind::Downstream, PortKind::Upstream, PortKind::Downstream];
+    assert_eq!(kinds, expected.map(HostKind::Port));
+    assert_eq!(node.link.unwrap().current.to_string(), "8GT/s x8");
+    assert_eq!(node.numa_node, None);
+}
+
+#[test]
+fn a_function_inside_a_nested_domain_hangs_on_that_domain_s_root_complex() {
+    let host = FakeHost::new();
+    let gpu = host.add("pci0000:00/0000:00:0e.0/pci10000:e0/10000:e0:01.0", &FakeFunction::default());
+    let tree = scan(host.sysfs(), &[gpu]).unwrap();
+    assert_eq!(tree.get(gpu).unwrap().on, HostParent::RootComplex("pci10000:e0".into()));
+}
+
+#[test]
+fn a_capability_list_that_loops_ends_the_search() {
+    let host = FakeHost::new();
+    let gpu = host.add("pci0000:00/0000:00:02.0", &FakeFunction::default());
+    let mut config = vec![0; 256];
+    config[6] = 0x10;
+    config[0x34] = 0x40;
+    config[0x40] = 0x09;
+    config[0x41] = 0x40;
+    std::fs::write(host.link("0000:00:02.0").join("config"), config).unwrap();
+    let tree = scan(host.sysfs(), &[gpu]).unwrap();
+    assert_eq!(tree.get(gpu).unwrap().kind, HostKind::Endpoint);
+}
+
+#[test]
+fn devices_are_named_by_address_link_or_resolved_path() {
+    let host = switch();
+    let link = host.link("0000:03:00.0");
+    let resolved = std::fs::canonicalize(&link).unwrap();
+    let elsewhere = host.sysfs().join("gpu");
+    std::os::unix::fs::symlink(&link, &elsewhere).unwrap();
+    let texts = [
+        "0000:03:00.0".to_owned(),
+        "03:00.0".to_owned(),
+        link.display().to_string(),
+        format!("{}/", link.display()),
+        resolved.display().to_string(),
+        elsewhere.display().to_string(),
+        "/sys/bus/pci/devices/0000:03:00.0/".to_owned(),
+    ];
+    for text in texts {
+        assert_eq!(resolve(&text).unwrap(), bdf("0000:03:00.0"), "{text}");
+    }
+    for text in ["", "gpu0", "/", "/sys/bus/pci", "03:00", "03:00.0/config"] {
+        assert!(resolve(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn an_absent_device_is_refused() {
+    let host = switch();
+    let tree = scan_for(&host, &["0000:77:00.0"]);
+    let error = check(&tree, &[wanted("gpu0", "0000:77:00.0")]).unwrap_err();
+    assert_eq!(error, CheckError::Absent { name: "gpu0".into(), at: bdf("0000:77:00.0") });
+}
+
+#[test]
+fn bridges_and_host_bridges_are_refused() {
+    let host = switch();
+    let class = 0x06_0000;
+    host.add("pci0000:00/0000:00:00.0", &FakeFunction { class, express: None, driver: None, ..FakeFunction::default() });
+    for at in ["0000:00:01.0", "0000:02:00.0", "0000:00:00.0"] {
+        let tree = scan_for(&host, &[at]);
+        assert_eq!(check(&tree, &[wanted("x", at)]), Err(CheckError::Bridge { name: "x".into(), at: bdf(at) }));
+    }
+}
+
+#[test]
+fn a_device_with_another_driver_is_refused_with_the_commands_that_bind_it() {
+    let host = FakeHost::new();
+    host.add("pci0000:00/0000:00:02.0", &FakeFunction { driver: Some("nvidia"), ..FakeFunction::default() });
+    host.add("pci0000:00/0000:00:03.0", &FakeFunction { driver: None, group: Some(2), ..FakeFunction::default() });
+    let tree = scan_for(&host, &["0000:00:02.0", "0000:00:03.0"]);
+    let text = check(&tree, &[wanted("gpu0", "0000:00:02.0")]).unwrap_err().to_string();
+    for part in [
+        "gpu0",
+        "0000:00:02.0",
+        "bound to nvidia",
+        "echo vfio-pci > /sys/bus/pci/devices/0000:00:02.0/driver_override",
+        "echo 0000:00:02.0 > /sys/bus/pci/devices/0000:00:02.0/driver/unbind",
+        "echo 0000:00:02.0 > /sys/bus/pci/drivers_probe",
+    ] {
+        assert!(text.contains(part), "{part} in: {text}");
+    }
+    let text = check(&tree, &[wanted("gpu1", "0000:00:03.0")]).unwrap_err().to_string();
+    assert!(text.contains("bound to no driver") && !text.contains("unbind"), "{text}");
+}
+
+#[test]
+fn variants_of_vfio_pci_are_accepted() {
+    for driver in ["vfio-pci", "mlx5_vfio_pci", "nvgrace-gpu-vfio-pci"] {
+        let host = FakeHost::new();
+        host.add("pci0000:00/0000:00:02.0", &FakeFunction { driver: Some(driver), ..FakeFunction::default() });
+        let tree = scan_for(&host, &["0000:00:02.0"]);
+        assert_eq!(check(&tree, &[wanted("gpu0", "0000:00:02.0")]), Ok(Vec::new()));
+    }
+}
+
+#[test]
+fn a_group_that_host_drivers_use_is_refused_and_its_members_are_named() {
+    let host = FakeHost::new();
+    host.add("pci0000:00/0000:00:01.0", &FakeFunction::port(ROOT_PORT));
+    host.add("pci0000:00/0000:00:01.0/0000:01:00.0", &FakeFunction::default());
+    let audio = FakeFunction { class: 0x04_0300, driver: Some("snd_hda_intel"), ..FakeFunction::default() };
+    host.add("pci0000:00/0000:00:01.0/0000:01:00.1", &audio);
+    let tree = scan_for(&host, &["0000:01:00.0"]);
+    let error = check(&tree, &[wanted("gpu0", "0000:01:00.0")]).unwrap_err();
+    let offenders = Members(vec![(bdf("0000:01:00.1"), Some("snd_hda_intel".into()))]);
+    assert_eq!(error, CheckError::GroupNotViable { name: "gpu0".into(), group: 1, offenders });
+    assert!(error.to_string().contains("0000:01:00.1 (snd_hda_intel)"));
+    assert!(error.to_string().contains("echo vfio-pci > /sys/bus/pci/devices/0000:01:00.1/driver_override"));
+}
+
+#[test]
+fn a_device_outside_any_iommu_group_is_refused() {
+    let host = FakeHost::new();
+    host.add("pci0000:00/0000:00:02.0", &FakeFunction { group: None, ..FakeFunction::default() });
+    let tree = scan_for(&host, &["0000:00:02.0"]);
+    let error = check(&tree, &[wanted("gpu0", "0000:00:02.0")]).unwrap_err();
+    assert!(error.to_string().contains("intel_iommu=on"));
+}
+
+#[test]
+fn case_c2_nvswitches_of_a_group_are_not_taken_for_bridges() {
+    let host = FakeHost::new();
+    for (at, class) in [(0, 0x06_0000), (1, 0x06_0400), (2, 0x06_8000), (3, 0x03_0200)] {
+        let function = FakeFunction { class, express: None, bridge: class == 0x06_0400, ..FakeFunction::default() };
+        host.add(&format!("pci0000:00/0000:00:0{at}.0"), &function);
+    }
+    let tree = scan_for(&host, &["0000:00:03.0"]);
+    let kept: Vec<String> = assignable(&tree, 1).map(|at| at.to_string()).collect();
+    assert_eq!(kept, ["0000:00:02.0", "0000:00:03.0"]);
+    assert_eq!(check(&tree, &[wanted("switch0", "0000:00:02.0"), wanted("gpu0", "0000:00:03.0")]), Ok(Vec::new()));
+}
+
+#[test]
+fn case_c3_a_part_of_a_group_is_accepted_with_a_warning_that_lists_the_rest() {
+    let host = FakeHost::new();
+    host.add("pci0000:00/0000:00:02.0", &FakeFunction::default());
+    host.add("pci0000:00/0000:00:02.1", &FakeFunction { class: 0x04_0300, driver: None, ..FakeFunction::default() });
+    let tree = scan_for(&host, &["0000:00:02.0"]);
+    let warnings = check(&tree, &[wanted("gpu0", "0000:00:02.0")]).unwrap();
+    let others = Members(vec![(bdf("0000:00:02.1"), None)]);
+    assert_eq!(warnings, [CheckWarning::PartialGroup { name: "gpu0".into(), group: 1, others }]);
+    assert!(warnings[0].to_string().contains("0000:00:02.1 (no driver)"));
+}
+
+#[test]
+fn case_c3_a_whole_group_is_accepted_without_a_warning() {
+    let host = FakeHost::new();
+    for at in ["0000:00:02.0", "0000:00:02.1"] {
+        host.add(&format!("pci0000:00/{at}"), &FakeFunction::default());
+    }
+    let tree = scan_for(&host, &["0000:00:02.0", "0000:00:02.1"]);
+    assert_eq!(check(&tree, &[wanted("a", "0000:00:02.0"), wanted("b", "0000:00:02.1")]), Ok(Vec::new()));
+}
+
+#[test]
+fn case_c4_the_same_device_twice_is_refused_with_both_names() {
+    let host = switch();
+    let link = host.link("0000:03:00.0");
+    let resolved = std::fs::canonicalize(&link).unwrap();
+    for (first, second) in [
+        (link.display().to_string(), link.display().to_string()),
+        (link.display().to_string(), format!("{}/", link.display())),
+        (link.display().to_string(), resolved.display().to_string()),
+        ("03:00.0".to_owned(), "0000:03:00.0".to_owned()),
+    ] {
+        let pair =
+            [("gpu0", first), ("gpu1", second)].map(|(name, text)| Wanted { name: name.into(), at: resolve(&text).unwrap() });
+        let tree = scan_for(&host, &["0000:03:00.0"]);
+        let error = check(&tree, &pair).unwrap_err();
+        assert_eq!(error, CheckError::Twice { first: "gpu0".into(), second: "gpu1".into(), at: bdf("0000:03:00.0") });
+    }
+}
+
+#[test]
+fn case_c5_a_low_limit_on_locked_memory_is_found_before_any_device_is_opened() {
+    let gib = 1 << 30;
+    let error = check_memlock(Some(64 << 10), gib, false).unwrap_err();
+    assert_eq!(error, CheckError::Memlock { limit: 64 << 10, needed: gib });
+    let text = error.to_string();
+    for part in ["1073741824 bytes", "65536 bytes", "ulimit -l 1048576"] {
+        assert!(text.contains(part), "{part} in: {text}");
+    }
+    assert_eq!(check_memlock(Some(64 << 10), gib, true), Ok(()));
+    assert_eq!(check_memlock(Some(gib), gib, false), Ok(()));
+    assert_eq!(check_memlock(None, u64::MAX, false), Ok(()));
+}

@@ -1,0 +1,100 @@
+//! Describes the part of the host's PCI Express hierarchy that matters for the wanted devices: they themselves, every
+//! bridge above them, and the other members of their IOMMU groups. Plain data.
+
+use std::collections::BTreeMap;
+
+use pci::address::HostBdf;
+use pci::ids::Ids;
+use pci::link::Link;
+use pci::topology::PortKind;
+
+/// The functions that were looked at, by address.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HostTree {
+    /// Wanted devices, their bridges up to the root complex, members of their IOMMU groups. An absent device is absent.
+    pub functions: BTreeMap<HostBdf, HostNode>,
+}
+
+impl HostTree {
+    /// The function at `at`, if it exists and was looked at.
+    #[must_use]
+    pub fn get(&self, at: HostBdf) -> Option<&HostNode> {
+        self.functions.get(&at)
+    }
+
+    /// All members of IOMMU group `group`, by address.
+    pub fn group(&self, group: u32) -> impl Iterator<Item = &HostNode> {
+        self.functions.values().filter(move |node| node.group == Some(group))
+    }
+
+    /// The bridges above `node`, from the root complex downwards.
+    #[must_use]
+    pub fn above(&self, node: &HostNode) -> Vec<&HostNode> {
+        let mut path = Vec::new();
+        let mut next = &node.on;
+        while let HostParent::Bridge(at) = next {
+            // A path in sysfs has no loops; the bound keeps a made-up tree from having one.
+            let Some(bridge) = self.get(*at).filter(|_| path.len() < 256) else { break };
+            path.push(bridge);
+            next = &bridge.on;
+        }
+        path.reverse();
+        path
+    }
+
+    /// Name of the host root complex above `node`, as sysfs has it: `pci0000:00`.
+    #[must_use]
+    pub fn root_complex<'a>(&'a self, node: &'a HostNode) -> Option<&'a str> {
+        let top = self.above(node).first().copied().unwrap_or(node);
+        match &top.on {
+            HostParent::RootComplex(name) => Some(name),
+            HostParent::Bridge(_) => None,
+        }
+    }
+}
+
+/// One function of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostNode {
+    /// Where.
+    pub at: HostBdf,
+    /// What it hangs on.
+    pub on: HostParent,
+    /// Its ids.
+    pub ids: Ids,
+    /// What it is.
+    pub kind: HostKind,
+    /// Its link, from its PCI Express capability or, where configuration space is not readable, from sysfs attributes
+    /// (payload sizes are then the defaults). `None` when neither tells.
+    pub link: Option<Link>,
+    /// AtomicOp completer widths, DEVCAP2 bits 9:7 (bit 0 here is 32-bit, 1 is 64-bit, 2 is 128-bit CAS).
+    pub atomic_completers: u8,
+    /// NUMA node; `None` where the host does not know.
+    pub numa_node: Option<u32>,
+    /// IOMMU group.
+    pub group: Option<u32>,
+    /// Name of the driver bound to it.
+    pub driver: Option<String>,
+    /// For a virtual function: the physical function that it belongs to.
+    pub physical_function: Option<HostBdf>,
+}
+
+/// What a host function hangs on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HostParent {
+    /// A root complex, named as in sysfs: `pci0000:00`.
+    RootComplex(String),
+    /// A bridge of any kind.
+    Bridge(HostBdf),
+}
+
+/// What a host function is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostKind {
+    /// A PCI Express port.
+    Port(PortKind),
+    /// A bridge that is no PCI Express port: to conventional PCI, or a host bridge.
+    OtherBridge,
+    /// Everything else.
+    Endpoint,
+}
