@@ -35,8 +35,19 @@ static u64 *table_below(u64 *entry) {
     return (u64 *)(*entry & 0x000ffffffffff000);
 }
 
+u32 physical_address_bits(void) {
+    static u32 bits;
+    u32 leaf[4];
+    if (!bits) {
+        cpuid(0x80000008, 0, leaf);
+        bits = (leaf[0] & 0xff) < 47 ? leaf[0] & 0xff : 47;
+    }
+    return bits;
+}
+
 u64 reach(u64 address, u64 size) {
-    require(size && address + size > address && address + size <= 1ull << 47, "cannot map %lx bytes at %lx", size, address);
+    u64 limit = 1ull << physical_address_bits();
+    require(size && address < limit && size <= limit - address, "cannot map %lx bytes at %lx", size, address);
     u64 step = gigabyte_pages ? 1ull << 30 : 1ull << 21;
     for (u64 at = address & ~(step - 1); at < address + size; at += step) {
         u64 *entry = table_below(&page_map_level_4[at >> 39]) + (at >> 30 & 511);

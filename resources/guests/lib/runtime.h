@@ -28,6 +28,9 @@ __attribute__((noreturn, format(printf, 1, 2))) void fail(const char *format, ..
 size_t text_length(const char *text);
 bool text_equal(const char *a, const char *b);
 bool bytes_equal(const void *a, const void *b, size_t size);
+/* Sum over the first 8 bytes of each 4 KiB page and the last 8 bytes, little endian: sum = rotate_left(sum, 1) ^ word.
+ * A checksum of every byte would take minutes where instructions are emulated. Needs at least 8 bytes. */
+u64 page_checksum(u64 start, u64 size);
 /* The value of `key=` in the command line, decimal or 0x hex; `otherwise` when the key is absent. */
 u64 option(const char *key, u64 otherwise);
 /* Copies the value of `key=` (up to a space) into `value`; false when the key is absent. */
@@ -45,6 +48,8 @@ extern u32 module_count;
 
 /* Page tables (boot.c): makes an address range reachable one to one and returns its start. */
 u64 reach(u64 address, u64 size);
+/* Of the processor, at most 47: what four levels of page tables reach one to one. */
+u32 physical_address_bits(void);
 
 /* Interrupts (interrupts.c). Vectors 0x20 to 0x5E are for devices; 0x5F is the spurious one. */
 enum { VECTOR_COUNT = 96, FIRST_VECTOR = 0x20, SPURIOUS_VECTOR = 0x5f };

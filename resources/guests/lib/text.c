@@ -32,6 +32,13 @@ bool bytes_equal(const void *a, const void *b, size_t size) {
     return true;
 }
 
+u64 page_checksum(u64 start, u64 size) {
+    u64 sum = 0;
+    for (u64 offset = 0; offset + 8 <= size; offset += 4096)
+        sum = (sum << 1 | sum >> 63) ^ read64(start + offset);
+    return (sum << 1 | sum >> 63) ^ read64(start + size - 8);
+}
+
 /* The text after `key=` at the start of a word of the command line, or NULL. */
 static const char *find_option(const char *key) {
     size_t length = text_length(key);

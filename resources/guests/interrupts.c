@@ -1,0 +1,162 @@
+/* Interrupts of every stub that has a register page, rung by its doorbell: MSI-X with masks and pending bits, MSI with
+ * its vectors, INTx by level through the I/O interrupt controller. Prints `tested PLACE KIND` for each. */
+#include "device.h"
+#include "ioapic.h"
+#include "runtime.h"
+
+enum { FIRST_INTX_GSI = 16, INTX_GSIS = 8, INTX_VECTOR = 0x50, STATUS = 0x06, INTERRUPT_STATUS = 8 };
+
+static void ring(struct function *function, u32 vector) { write32(stub_address(function, STUB_DOORBELL), vector); }
+
+/* Rings and demands that exactly one interrupt comes. */
+static void ring_and_expect(struct function *function, u32 index, u8 vector) {
+    u32 before = interrupt_count[vector];
+    ring(function, index);
+    require(interrupt_arrives(vector, before), "%s: no interrupt for vector %u", place_name(function->at), index);
+    require(interrupt_count[vector] == before + 1, "%s: vector %u came twice", place_name(function->at), index);
+}
+
+/* Rings and demands that nothing comes. */
+static void ring_in_vain(struct function *function, u32 index, u8 vector, const char *why) {
+    u32 before = interrupt_count[vector];
+    ring(function, index);
+    for (u32 i = 0; i < 200; i++)
+        short_pause();
+    require(interrupt_count[vector] == before, "%s: vector %u came although %s", place_name(function->at), index, why);
+}
+
+static void test_msix(struct function *function) {
+    place at = function->at;
+    u32 count = msix_vectors(at), used = count < 16 ? count : 16;
+    for (u32 i = 0; i < used; i++)
+        msix_fill(function, i, (u8)(FIRST_VECTOR + i));
+    ring_in_vain(function, 0, FIRST_VECTOR, "MSI-X is off");
+    msix_control(at, MSIX_ON);
+    for (u32 i = 0; i < used; i++)
+        ring_and_expect(function, i, (u8)(FIRST_VECTOR + i));
+    if (count > used) {
+        msix_fill(function, count - 1, FIRST_VECTOR + 17);
+        ring_and_expect(function, count - 1, FIRST_VECTOR + 17);
+    }
+
+    u64 entry = msix_entry(function, 0);
+    write32(entry + 12, 1);
+    ring_in_vain(function, 0, FIRST_VECTOR, "it is masked");
+    require(msix_pending(function, 0), "%s: no pending bit behind the vector's mask", place_name(at));
+    u32 before = interrupt_count[FIRST_VECTOR];
+    write32(entry + 12, 0);
+    require(interrupt_arrives(FIRST_VECTOR, before), "%s: unmasking delivers nothing", place_name(at));
+    require(!msix_pending(function, 0), "%s: the pending bit stays", place_name(at));
+
+    msix_control(at, MSIX_ON | MSIX_MASK_ALL);
+    ring_in_vain(function, 0, FIRST_VECTOR, "the function is masked");
+    require(msix_pending(function, 0), "%s: no pending bit behind the function's mask", place_name(at));
+    before = interrupt_count[FIRST_VECTOR];
+    msix_control(at, MSIX_ON);
+    require(interrupt_arrives(FIRST_VECTOR, before), "%s: unmasking the function delivers nothing", place_name(at));
+
+    /* A vector that the guest moves goes to the new place at once. */
+    write32(entry + 8, FIRST_VECTOR + 18);
+    ring_and_expect(function, 0, FIRST_VECTOR + 18);
+
+    u32 command = config_read(at, COMMAND, 2);
+    config_write(at, COMMAND, 2, command & ~(u32)BUS_MASTER);
+    ring_in_vain(function, 1 % count, (u8)(FIRST_VECTOR + 1 % used), "bus mastering is off");
+    config_write(at, COMMAND, 2, command);
+    msix_control(at, 0);
+    say("tested %s msix %u\n", place_name(at), count);
+}
+
+static void test_msi(struct function *function) {
+    place at = function->at;
+    u32 offset = find_capability(at, CAP_MSI), count = msi_vectors(at);
+    u32 control = config_read(at, offset + 2, 2);
+    u8 vector = 0x20; /* aligned to 32, so the low bits of the data can carry any vector */
+    ring_in_vain(function, 0, vector, "MSI is off");
+    msi_enable(at, vector);
+    config_write(at, offset + 2, 2, (control & ~0x70u) | (control >> 1 & 7) << 4 | 1);
+    for (u32 i = 0; i < count; i++)
+        ring_and_expect(function, i, (u8)(vector + i));
+    if (control & 0x100) {
+        u32 mask = offset + (control & 0x80 ? 0x10 : 0x0c);
+        config_write(at, mask, 4, 1);
+        ring_in_vain(function, 0, vector, "it is masked");
+        require(config_read(at, mask + 4, 4) & 1, "%s: no pending bit behind the mask", place_name(at));
+        u32 before = interrupt_count[vector];
+        config_write(at, mask, 4, 0);
+        require(interrupt_arrives(vector, before), "%s: unmasking delivers nothing", place_name(at));
+        require(!(config_read(at, mask + 4, 4) & 1), "%s: the pending bit stays", place_name(at));
+    }
+    msi_disable(at);
+    say("tested %s msi %u%s\n", place_name(at), count, control & 0x100 ? " maskable" : "");
+}
+
+/* The GSI of a pin: 16 + (device + pin) % 8 on the root bus, after the swizzle of each bridge on the way
+ * (PCI-to-PCI bridge specification 1.2, 9.1; PCIe 6.0, 2.2.8.1). */
+static u32 expected_gsi(struct function *function) {
+    u32 pin = function->pin - 1u, device = device_of(function->at);
+    for (int above = function->parent; above >= 0; above = functions[above].parent) {
+        pin = (pin + device) % 4;
+        device = device_of(functions[above].at);
+    }
+    return FIRST_INTX_GSI + (device + pin) % INTX_GSIS;
+}
+
+static struct function *asserting;
+static volatile u32 last_gsi;
+
+/* INTx stays asserted until the function is told to keep it down. */
+static void silence(u32 vector) {
+    if (vector < INTX_VECTOR || vector >= INTX_VECTOR + INTX_GSIS)
+        return;
+    last_gsi = FIRST_INTX_GSI + vector - INTX_VECTOR;
+    config_write(asserting->at, COMMAND, 2, config_read(asserting->at, COMMAND, 2) | INTX_OFF);
+}
+
+static void test_intx(struct function *function) {
+    u32 gsi = expected_gsi(function), vector = INTX_VECTOR + gsi - FIRST_INTX_GSI;
+    place at = function->at;
+    u32 command = config_read(at, COMMAND, 2) & ~(u32)INTX_OFF;
+    asserting = function;
+    interrupt_hook = silence;
+    config_write(at, COMMAND, 2, command);
+    last_gsi = 0;
+    ring(function, 0);
+    for (u32 i = 0; i < 100000 && !last_gsi; i++)
+        short_pause();
+    require(last_gsi, "%s: no INTx", place_name(at));
+    require(last_gsi == gsi, "%s: INTx came on GSI %u, want %u", place_name(at), last_gsi, gsi);
+    require(config_read(at, STATUS, 2) & INTERRUPT_STATUS, "%s: interrupt status is clear", place_name(at));
+    u32 before = interrupt_count[vector];
+    for (u32 i = 0; i < 200; i++)
+        short_pause();
+    require(interrupt_count[vector] == before, "%s: INTx goes on although it is disabled", place_name(at));
+    config_write(at, COMMAND, 2, command);
+    require(interrupt_arrives(vector, before), "%s: a pending INTx does not come when enabled", place_name(at));
+    say("tested %s intx %c gsi %u\n", place_name(at), 'A' + function->pin - 1, gsi);
+    interrupt_hook = NULL;
+}
+
+void guest(void) {
+    pci_start();
+    walk();
+    apic_start();
+    for (u32 i = 0; i < INTX_GSIS && FIRST_INTX_GSI + i < ioapic_pins(); i++)
+        ioapic_route(FIRST_INTX_GSI + i, (u8)(INTX_VECTOR + i), true);
+    interrupts_on();
+    struct function *function;
+    u32 n;
+    for (n = 0; (function = stub(n)); n++) {
+        config_write(function->at, COMMAND, 2, DECODE_MEMORY | BUS_MASTER | INTX_OFF);
+        if (msix_vectors(function->at))
+            test_msix(function);
+        else if (msi_vectors(function->at))
+            test_msi(function);
+        else if (function->pin)
+            test_intx(function);
+        else
+            say("nothing to test at %s\n", place_name(function->at));
+        config_write(function->at, COMMAND, 2, DECODE_MEMORY | INTX_OFF);
+    }
+    require(n, "no stub with a register page");
+}
