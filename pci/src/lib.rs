@@ -9,6 +9,7 @@
 //! | what must every function be able to do? | [`function`] |
 //! | what must the machine change after a write? | [`effect`] |
 //! | how does a function reach interrupts and memory? | [`seams`] |
+//! | where does an INTx pin arrive? | [`intx`] |
 //! | what hangs on what, and at which numbers? | [`topology`] |
 //! | who answers a configuration cycle? | [`hierarchy`] |
 //!
@@ -23,6 +24,7 @@ pub mod config;
 pub mod effect;
 pub mod function;
 pub mod ids;
+pub mod intx;
 pub mod link;
 pub mod seams;
 pub mod topology;

@@ -1,12 +1,29 @@
 //! What hangs on what (`spec`), and at which numbers (`plan`).
 //!
 //! [`Topology`] holds names and nesting, [`Plan`] every number: buses, windows, BAR addresses. Users and code name
-//! things; numbers appear in the plan alone.
+//! things; numbers appear in the plan alone. On the way, `check` refuses what cannot exist, `outline` and `place` order
+//! each bus, `buses` numbers them, `sizing` sizes the windows bottom-up, `windows` places them top-down.
 
+mod apertures;
+mod buses;
+mod check;
+mod outline;
+mod place;
 mod plan;
+mod planner;
+mod sizing;
 mod spec;
+mod windows;
 
+pub use apertures::{Apertures, Pool, Shortage};
+pub use check::TopologyError;
 pub use plan::{
-    IntxRoute, Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Window, Windows,
+    Note, Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Window, Windows,
 };
+pub use planner::PlanError;
 pub use spec::{EndpointSpec, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, RootComplexSpec, Topology};
+
+pub use crate::intx::IntxRoute;
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,9 @@ use std::fmt;
 
 use super::spec::{EndpointSpec, Name, PortSpec};
 use crate::address::{BusRange, Sbdf};
+use crate::bar::BarIndex;
 use crate::function::FunctionId;
+use crate::intx::IntxRoute;
 
 /// A span of addresses, `base` to `limit` inclusive (as bridge registers have it).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -57,6 +59,40 @@ pub struct Plan {
     pub root_complexes: Vec<PlannedRootComplex>,
     /// All functions.
     pub functions: Vec<PlannedFunction>,
+    /// What a user should know and did not ask for.
+    pub notes: Vec<Note>,
+}
+
+/// Something about a plan that is worth a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Note {
+    /// An I/O BAR below a port, where no bridge has an I/O window.
+    IoBarUnassigned {
+        /// Whose.
+        function: Name,
+        /// Which.
+        bar: BarIndex,
+    },
+    /// A 64-bit prefetchable BAR in a 32-bit memory window, since all would not fit otherwise.
+    PrefetchableBelow4G {
+        /// Whose.
+        function: Name,
+        /// Which.
+        bar: BarIndex,
+    },
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::IoBarUnassigned { function, bar } => {
+                write!(f, "BAR {bar} of `{function}` gets no I/O ports: ports have no I/O window")
+            }
+            Self::PrefetchableBelow4G { function, bar } => {
+                write!(f, "BAR {bar} of `{function}` lies below 4 GiB, so that the large prefetchable BARs fit")
+            }
+        }
+    }
 }
 
 impl Plan {
@@ -82,6 +118,8 @@ pub struct PlannedRootComplex {
     pub mem32: Vec<Window>,
     /// What `_CRS` lists above 4 GiB.
     pub mem64: Vec<Window>,
+    /// First and last I/O port of its devices on the root bus; `None` when they need none.
+    pub io: Option<(u16, u16)>,
 }
 
 /// What a function hangs on.
@@ -143,15 +181,4 @@ pub struct PlannedEndpoint {
     pub bars: [Option<u64>; 6],
     /// Where its INTx arrives on the root bus.
     pub intx: Option<IntxRoute>,
-}
-
-/// A wire on the root bus after the swizzles of all bridges above (PCI-to-PCI Bridge 1.2, 9.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct IntxRoute {
-    /// Index of the root complex.
-    pub root_complex: usize,
-    /// Device number on the root bus.
-    pub device: u8,
-    /// Pin there: 0 INTA to 3 INTD.
-    pub pin: u8,
 }

@@ -1,0 +1,147 @@
+//! Field cases and the arithmetic of one plan at a time.
+
+use super::*;
+
+/// A GPU's BARs: registers, framebuffer, a small one.
+fn gpu(framebuffer: u64) -> [BarSpec; 3] {
+    [mem32(16 * MIB), mem64(framebuffer), mem64(32 * MIB)]
+}
+
+fn planned(topology: &Topology, space: &Apertures) -> Plan {
+    let plan = topology.plan(space).unwrap();
+    assert_sound(topology, &plan, space);
+    plan
+}
+
+fn shortage(topology: &Topology, space: &Apertures) -> Shortage {
+    match topology.plan(space) {
+        Err(PlanError::Space(shortage)) => *shortage,
+        other => panic!("expected a shortage, not {other:?}"),
+    }
+}
+
+#[test]
+fn case_a2_each_kind_of_bar_lies_in_the_window_of_its_kind() {
+    let specs = [mem32(MIB), mem64(64 * MIB), mem64_plain(2 * MIB)];
+    let topology = topology(vec![root_port("rp", "rc0"), endpoint("gpu", "rp", &specs)]);
+    let plan = planned(&topology, &roomy());
+    let windows = port_of(&plan, "rp").windows;
+    let gpu = endpoint_of(&plan, "gpu");
+    assert_eq!(gpu.spec.bars, bars(&specs));
+    let (memory, prefetchable) = (windows.memory.unwrap(), windows.prefetchable.unwrap());
+    assert!(memory.contains(gpu.bars[0].unwrap(), MIB));
+    assert!(prefetchable.contains(gpu.bars[1].unwrap(), 64 * MIB));
+    assert!(memory.contains(gpu.bars[3].unwrap(), 2 * MIB));
+    assert!(prefetchable.base >= 1 << 32 && memory.limit < 1 << 32);
+}
+
+#[test]
+fn case_a4_every_bar_of_identical_gpus_is_assigned() {
+    for count in [2, 4, 8] {
+        let topology = ports_with(count, &gpu(32 * GIB));
+        let plan = planned(&topology, &roomy());
+        assert_eq!(placed_bars(&plan).len(), 3 * count);
+    }
+}
+
+#[test]
+fn case_a5_a_short_aperture_is_refused_with_its_numbers() {
+    for count in [2, 5, 8] {
+        let topology = ports_with(count, &[mem64(64 * GIB)]);
+        let there = u64::try_from(count - 1).unwrap() * 64 * GIB;
+        let aperture = Window { base: 64 * GIB, limit: 64 * GIB + there - 1 };
+        let space = Apertures { mem64: vec![aperture], ..roomy() };
+        let shortage = shortage(&topology, &space);
+        assert_eq!((shortage.needed, shortage.there, shortage.missing()), (there + 64 * GIB, there, 64 * GIB));
+        assert_eq!(shortage.left_over, [Name(format!("gpu{}", count - 1))]);
+        assert_eq!(shortage.enough_bits, None);
+        let text = topology.plan(&space).unwrap_err().to_string();
+        let facts = [format!("`gpu{}`", count - 1), format!("{}G", there / GIB), "64G are missing".into(), "1 device is".into()];
+        for fact in facts {
+            assert!(text.contains(&fact), "{text} lacks {fact}");
+        }
+    }
+}
+
+#[test]
+fn case_a6_no_width_loses_a_device_silently() {
+    let topology = ports_with(4, &gpu(128 * GIB));
+    for ram in [64, 256, 512, 768] {
+        for bits in [40, 42, 46] {
+            let space = Apertures {
+                mem64: vec![Window { base: ram * GIB + 2 * GIB, limit: (1 << bits) - 1 }],
+                address_bits: bits,
+                ..roomy()
+            };
+            match topology.plan(&space) {
+                Ok(plan) => assert_sound(&topology, &plan, &space),
+                Err(PlanError::Space(shortage)) => {
+                    let enough = shortage.enough_bits.unwrap();
+                    assert!(shortage.to_string().contains(&format!("{enough} guest-physical address bits")));
+                    assert!(enough > bits);
+                    let with = |bits: u8| Apertures {
+                        mem64: vec![Window { base: ram * GIB + 2 * GIB, limit: (1 << bits) - 1 }],
+                        address_bits: bits,
+                        ..roomy()
+                    };
+                    topology.plan(&with(enough)).unwrap();
+                    topology.plan(&with(enough - 1)).unwrap_err();
+                }
+                Err(other) => panic!("{other}"),
+            }
+            let fits = bits > 40 || ram <= 256;
+            assert_eq!(topology.plan(&space).is_ok(), fits, "{ram} GiB, {bits} bits");
+        }
+    }
+}
+
+#[test]
+fn case_a6_without_any_aperture_the_needed_width_is_named() {
+    let topology = ports_with(4, &gpu(128 * GIB));
+    let space = Apertures { mem64: Vec::new(), address_bits: 39, ..roomy() };
+    let shortage = shortage(&topology, &space);
+    assert_eq!((shortage.there, shortage.left_over.len(), shortage.enough_bits), (0, 4, Some(40)));
+    let wider = Apertures { mem64: vec![Window { base: 1 << 39, limit: (1 << 40) - 1 }], address_bits: 40, ..roomy() };
+    planned(&topology, &wider);
+}
+
+#[test]
+fn case_a8_large_bars_are_aligned_from_any_aperture_base() {
+    for base in [4 * GIB, 5 * GIB, 66 * GIB + MIB, 129 * GIB] {
+        let space = Apertures { mem64: vec![Window { base, limit: (1 << 46) - 1 }], ..roomy() };
+        planned(&ports_with(4, &[mem64(128 * GIB)]), &space);
+    }
+}
+
+#[test]
+fn case_a10_forty_devices_fit_below_4_gib_and_two_hundred_are_refused() {
+    planned(&ports_with(40, &[mem32(16 * MIB)]), &roomy());
+    let shortage = shortage(&ports_with(200, &[mem32(16 * MIB)]), &roomy());
+    assert_eq!(shortage.pool, Pool::Memory32);
+    assert_eq!((shortage.needed, shortage.there), (200 * 16 * MIB, 1536 * MIB));
+    assert_eq!(shortage.left_over.len(), 200 - 96);
+}
+
+#[test]
+fn case_a13_a_switch_is_numbered_completely() {
+    let nodes = vec![
+        root_port("rp", "rc0"),
+        upstream("up", "rp"),
+        downstream("dp0", "up"),
+        downstream("dp1", "up"),
+        endpoint("a", "dp0", &gpu(GIB)),
+        endpoint("b", "dp1", &gpu(GIB)),
+    ];
+    let topology = topology(nodes);
+    let plan = planned(&topology, &roomy());
+    let at: Vec<String> = plan.functions.iter().map(|function| format!("{} {}", function.name, function.at.bdf)).collect();
+    assert_eq!(at, ["rp 00:00.0", "up 01:00.0", "dp0 02:00.0", "a 03:00.0", "dp1 02:01.0", "b 04:00.0"]);
+    let buses: Vec<String> = ["rp", "up", "dp0", "dp1"].iter().map(|name| port_of(&plan, name).buses.to_string()).collect();
+    assert_eq!(buses, ["01-04", "02-04", "03", "04"]);
+}
+
+#[test]
+fn eight_gpus_with_512_gib_fit_in_46_bits() {
+    let plan = planned(&ports_with(8, &gpu(512 * GIB)), &roomy());
+    assert_eq!(plan.notes, [], "there is room for the plain rule");
+}

@@ -1,0 +1,223 @@
+//! Tests of the planner as a whole. Helpers build topologies by name.
+
+mod cases;
+mod places;
+
+use super::*;
+use crate::bar::{BarKind, BarSpec};
+use crate::function::FunctionId;
+use crate::ids::{ClassCode, Ids};
+use crate::link::Link;
+
+pub const MIB: u64 = 1 << 20;
+pub const GIB: u64 = 1 << 30;
+
+pub fn mem32(size: u64) -> BarSpec {
+    BarSpec { kind: BarKind::Memory32, prefetchable: false, size }
+}
+
+pub fn mem64(size: u64) -> BarSpec {
+    BarSpec { kind: BarKind::Memory64, prefetchable: true, size }
+}
+
+pub fn mem64_plain(size: u64) -> BarSpec {
+    BarSpec { kind: BarKind::Memory64, prefetchable: false, size }
+}
+
+pub fn io(size: u64) -> BarSpec {
+    BarSpec { kind: BarKind::Io, prefetchable: false, size }
+}
+
+/// BARs at the lowest registers that they fit into.
+pub fn bars(specs: &[BarSpec]) -> [Option<BarSpec>; 6] {
+    let mut bars = [None; 6];
+    let mut register = 0;
+    for spec in specs {
+        bars[register] = Some(*spec);
+        register += if spec.kind == BarKind::Memory64 { 2 } else { 1 };
+    }
+    bars
+}
+
+pub fn root_complex(name: &str) -> RootComplexSpec {
+    RootComplexSpec { name: name.into(), segment: 0, node: None, first_bus: None }
+}
+
+pub fn port(name: &str, kind: PortKind, on: &str) -> NodeSpec {
+    let spec = PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0 };
+    NodeSpec { name: name.into(), on: on.into(), place: Place::default(), kind: NodeKind::Port(spec) }
+}
+
+pub fn root_port(name: &str, on: &str) -> NodeSpec {
+    port(name, PortKind::Root, on)
+}
+
+pub fn upstream(name: &str, on: &str) -> NodeSpec {
+    port(name, PortKind::Upstream, on)
+}
+
+pub fn downstream(name: &str, on: &str) -> NodeSpec {
+    port(name, PortKind::Downstream, on)
+}
+
+pub fn endpoint(name: &str, on: &str, specs: &[BarSpec]) -> NodeSpec {
+    let ids = Ids { vendor: 0x10DE, device: 0x20B8, class: ClassCode::new(0x03_0200), ..Ids::default() };
+    let spec = EndpointSpec { ids, bars: bars(specs), interrupt_pin: 1 };
+    NodeSpec { name: name.into(), on: on.into(), place: Place::default(), kind: NodeKind::Endpoint(spec) }
+}
+
+pub fn at(mut node: NodeSpec, device: u8, function: u8) -> NodeSpec {
+    node.place = Place { device: Some(device), function };
+    node
+}
+
+pub fn function(mut node: NodeSpec, function: u8) -> NodeSpec {
+    node.place.function = function;
+    node
+}
+
+pub fn topology(nodes: Vec<NodeSpec>) -> Topology {
+    Topology { root_complexes: vec![root_complex("rc0")], nodes }
+}
+
+/// `count` endpoints with the same BARs, each behind its own root port, eight ports to a device number.
+pub fn ports_with(count: usize, specs: &[BarSpec]) -> Topology {
+    let mut nodes = Vec::new();
+    for index in 0..count {
+        let function = u8::try_from(index % 8).unwrap();
+        let device = u8::try_from(index / 8).unwrap();
+        nodes.push(at(root_port(&format!("rp{index}"), "rc0"), device, function));
+        nodes.push(endpoint(&format!("gpu{index}"), &format!("rp{index}"), specs));
+    }
+    topology(nodes)
+}
+
+/// 1.5 GiB below 4 GiB, and everything from 64 GiB up to 46 bits.
+pub fn roomy() -> Apertures {
+    Apertures {
+        mem32: vec![Window { base: 0x8000_0000, limit: 0xDFFF_FFFF }],
+        mem64: vec![Window { base: 64 * GIB, limit: (1 << 46) - 1 }],
+        address_bits: 46,
+    }
+}
+
+pub fn endpoint_of<'a>(plan: &'a Plan, name: &str) -> &'a PlannedEndpoint {
+    match &plan.by_name(name).unwrap().kind {
+        PlannedKind::Endpoint(endpoint) => endpoint,
+        PlannedKind::Port(_) => panic!("{name} is a port"),
+    }
+}
+
+pub fn port_of<'a>(plan: &'a Plan, name: &str) -> &'a PlannedPort {
+    match &plan.by_name(name).unwrap().kind {
+        PlannedKind::Port(port) => port,
+        PlannedKind::Endpoint(_) => panic!("{name} is an endpoint"),
+    }
+}
+
+/// Every BAR that has an address: whose, which, what it asks for, where.
+pub fn placed_bars(plan: &Plan) -> Vec<(FunctionId, usize, BarSpec, u64)> {
+    let mut placed = Vec::new();
+    for function in &plan.functions {
+        if let PlannedKind::Endpoint(endpoint) = &function.kind {
+            for (bar, (spec, at)) in endpoint.spec.bars.iter().zip(endpoint.bars).enumerate() {
+                placed.extend(spec.zip(at).map(|(spec, at)| (function.id, bar, spec, at)));
+            }
+        }
+    }
+    placed
+}
+
+/// What every plan must keep; panics at the first breach.
+pub fn assert_sound(topology: &Topology, plan: &Plan, space: &Apertures) {
+    assert_eq!(plan.functions.len(), topology.nodes.len());
+    let placed = placed_bars(plan);
+    for (id, bar, spec, at) in &placed {
+        assert!(*at != 0 && at % spec.size == 0, "{id:?} BAR {bar} at {at:#x} is not aligned to {spec}");
+    }
+    for memory in [true, false] {
+        let mut spans: Vec<(u64, u64)> = placed
+            .iter()
+            .filter(|(_, _, spec, _)| spec.is_memory() == memory)
+            .map(|(_, _, spec, at)| (*at, at + (spec.size - 1)))
+            .collect();
+        spans.sort_unstable();
+        assert!(spans.is_sorted_by(|a, b| a.1 < b.0), "BARs overlap: {spans:x?}");
+    }
+    for function in &plan.functions {
+        let (bus, windows) = match function.on {
+            Parent::Port(parent) => {
+                assert!(parent < function.id, "{} comes before its port", function.name);
+                let Some(PlannedFunction { kind: PlannedKind::Port(port), .. }) = plan.functions.get(parent.0 as usize) else {
+                    panic!("{} hangs on no port", function.name)
+                };
+                (port.buses, port.windows)
+            }
+            Parent::RootComplex(root) => {
+                let windows = Windows::default();
+                (plan.root_complexes[root].buses, windows)
+            }
+        };
+        assert_eq!(function.at.bdf.bus(), bus.secondary, "{} is not on the bus below its parent", function.name);
+        let inside = |at: u64, len: u64, prefetchable: bool| match function.on {
+            Parent::RootComplex(root) => {
+                let root = &plan.root_complexes[root];
+                root.mem32.iter().chain(&root.mem64).any(|window| window.contains(at, len))
+            }
+            Parent::Port(_) if prefetchable => windows.prefetchable.is_some_and(|window| window.contains(at, len)),
+            Parent::Port(_) => windows.memory.is_some_and(|window| window.contains(at, len)),
+        };
+        match &function.kind {
+            PlannedKind::Port(port) => {
+                let own = port.buses;
+                assert!(own.secondary > bus.secondary && own.subordinate <= bus.subordinate && own.secondary <= own.subordinate);
+                for (window, prefetchable) in [(port.windows.memory, false), (port.windows.prefetchable, true)] {
+                    let Some(window) = window else { continue };
+                    assert!(window.base % MIB == 0 && (window.limit + 1) % MIB == 0 && window.base != 0);
+                    assert!(prefetchable || window.limit < 1 << 32, "memory window above 4 GiB");
+                    assert!(inside(window.base, window.len(), prefetchable), "{}: {window} sticks out", function.name);
+                }
+            }
+            PlannedKind::Endpoint(endpoint) => {
+                for (spec, at) in endpoint.spec.bars.iter().zip(endpoint.bars) {
+                    match (spec, at) {
+                        (None, at) => assert_eq!(at, None),
+                        (Some(spec), Some(at)) if spec.is_memory() => {
+                            let wide = spec.kind == BarKind::Memory64;
+                            let prefetchable = wide && spec.prefetchable;
+                            assert!(
+                                inside(at, spec.size, false) || prefetchable && inside(at, spec.size, true),
+                                "{}: {spec} at {at:#x} is in no window",
+                                function.name
+                            );
+                            assert!(wide && spec.prefetchable || at + spec.size <= 1 << 32);
+                        }
+                        (Some(spec), Some(at)) => {
+                            let Parent::RootComplex(root) = function.on else { panic!("I/O below a port") };
+                            let (first, last) = plan.root_complexes[root].io.unwrap();
+                            assert!(at >= first.into() && at + spec.size - 1 <= last.into() && first >= 0xC000);
+                        }
+                        (Some(spec), None) => {
+                            assert!(!spec.is_memory() && matches!(function.on, Parent::Port(_)), "{spec} has no address");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let inside = |windows: &[Window], given: &[Window]| {
+        windows.iter().all(|window| given.iter().any(|given| given.contains(window.base, window.len())))
+    };
+    for (index, root) in plan.root_complexes.iter().enumerate() {
+        assert!(inside(&root.mem32, &space.mem32) && inside(&root.mem64, &space.mem64));
+        for other in &plan.root_complexes[..index] {
+            let apart = |a: &[Window], b: &[Window]| a.iter().all(|a| b.iter().all(|b| a.limit < b.base || b.limit < a.base));
+            assert!(apart(&root.mem32, &other.mem32) && apart(&root.mem64, &other.mem64), "root complexes share addresses");
+            let buses = root.buses.secondary > other.buses.subordinate || other.buses.secondary > root.buses.subordinate;
+            assert!(buses || root.segment != other.segment, "root complexes share buses");
+        }
+    }
+    let mut places: Vec<_> = plan.functions.iter().map(|function| function.at).collect();
+    places.sort_unstable();
+    assert!(places.is_sorted_by(|a, b| a < b), "two functions at one place");
+}

@@ -1,0 +1,223 @@
+//! Decides where windows and BARs lie: root complexes share the apertures, then top-down by the offsets that sizing gave.
+
+use super::apertures::{Apertures, Pool, Shortage};
+use super::outline::Outline;
+use super::plan::{Window, Windows};
+use super::planner::PlanError;
+use super::sizing::{self, Free, Item, Needs, Rule, STEP, What};
+use crate::bar::{BarKind, BarSpec};
+
+/// Step of a root complex's I/O range.
+const IO_STEP: u64 = 256;
+
+/// Every address.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    /// Which BARs went where.
+    pub(super) rule: Rule,
+    /// By node.
+    pub(super) bars: Vec<[Option<u64>; 6]>,
+    /// By node.
+    pub(super) windows: Vec<Windows>,
+    /// Ranges of each root complex, by root complex.
+    pub(super) mem32: Vec<Vec<Window>>,
+    /// Likewise.
+    pub(super) mem64: Vec<Vec<Window>>,
+    /// Likewise; at most one window each.
+    pub(super) io: Vec<Vec<Window>>,
+}
+
+/// Gives every window and BAR its address.
+///
+/// The plain rule comes first. Where it does not fit, 64-bit prefetchable BARs move below 4 GiB, the smallest sizes first,
+/// until it does or the space below 4 GiB runs out. The error is then that of the try that misses least.
+pub(super) fn assign(outline: &Outline<'_>, space: &Apertures) -> Result<Addresses, PlanError> {
+    let mut best = match attempt(outline, space, Rule { low_up_to: 0 }) {
+        Ok(addresses) => return Ok(addresses),
+        Err(shortage) => shortage,
+    };
+    let movable = if best.pool == Pool::Memory64 { movable_sizes(outline) } else { Vec::new() };
+    for low_up_to in movable {
+        match attempt(outline, space, Rule { low_up_to }) {
+            Ok(addresses) => return Ok(addresses),
+            Err(shortage) if shortage.pool != Pool::Memory64 => break,
+            Err(shortage) if shortage.missing() < best.missing() => best = shortage,
+            Err(_) => {}
+        }
+    }
+    Err(PlanError::Space(best))
+}
+
+/// Sizes of the 64-bit prefetchable BARs that could lie below 4 GiB, ascending.
+fn movable_sizes(outline: &Outline<'_>) -> Vec<u64> {
+    let bars = outline.entries.iter().filter_map(|entry| entry.endpoint()).flat_map(|endpoint| endpoint.bars).flatten();
+    let movable = |spec: &BarSpec| spec.kind == BarKind::Memory64 && spec.prefetchable && spec.size < 1 << 32;
+    let mut sizes: Vec<u64> = bars.filter(movable).map(|spec| spec.size).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+fn attempt(outline: &Outline<'_>, space: &Apertures, rule: Rule) -> Result<Addresses, Box<Shortage>> {
+    let needs = sizing::needs(outline, rule);
+    let shared = |pool| {
+        let share = Share::new(&space.usable(pool), &needs, pool);
+        if share.left.is_empty() { Ok(share) } else { Err(Box::new(shortage(outline, space, &needs, pool, &share))) }
+    };
+    let (mem32, io, mem64) = (shared(Pool::Memory32)?, shared(Pool::Io)?, shared(Pool::Memory64)?);
+    let mut addresses = Addresses {
+        rule,
+        bars: vec![[None; 6]; outline.entries.len()],
+        windows: vec![Windows::default(); outline.entries.len()],
+        mem32: mem32.roots,
+        mem64: mem64.roots,
+        io: io.roots,
+    };
+    for (pool, placed) in [(Pool::Memory32, mem32.placed), (Pool::Memory64, mem64.placed), (Pool::Io, io.placed)] {
+        for (what, at) in placed {
+            addresses.settle(&needs, pool, what, at);
+        }
+    }
+    Ok(addresses)
+}
+
+impl Addresses {
+    /// Puts `what` at `at`, and what a window holds at its offsets.
+    fn settle(&mut self, needs: &Needs, pool: Pool, what: What, at: u64) {
+        let node = match what {
+            What::Bar { node, bar } => {
+                if let Some(address) = self.bars.get_mut(node).and_then(|bars| bars.get_mut(usize::from(bar))) {
+                    *address = Some(at);
+                }
+                return;
+            }
+            What::Window { node } => node,
+        };
+        let Some(content) = needs.window(pool, node) else { return };
+        let window = Some(Window { base: at, limit: at + (content.size - 1) });
+        match pool {
+            Pool::Memory64 => self.windows[node].prefetchable = window,
+            Pool::Memory32 | Pool::Io => self.windows[node].memory = window,
+        }
+        for (inner, offset) in &content.items {
+            self.settle(needs, pool, *inner, at + offset);
+        }
+    }
+}
+
+/// One pool, divided among the root complexes.
+#[derive(Debug)]
+struct Share {
+    placed: Vec<(What, u64)>,
+    /// Windows by root complex.
+    roots: Vec<Vec<Window>>,
+    /// What found no place.
+    left: Vec<What>,
+    /// First address above everything placed.
+    end: u64,
+}
+
+impl Share {
+    /// Root complexes with small alignments come first: what they need lies in the gap before the first multiple of a
+    /// large one. Each takes what it needs; the last in that order gets all memory that is left.
+    fn new(windows: &[Window], needs: &Needs, pool: Pool) -> Self {
+        let step = if pool == Pool::Io { IO_STEP } else { STEP };
+        let mut order: Vec<usize> = (0..needs.roots.len()).collect();
+        let align = |root: &usize| needs.roots[*root].pool(pool).iter().map(|item| item.align).max().unwrap_or(0);
+        order.sort_by_key(align);
+        let mut share = Self { placed: Vec::new(), roots: vec![Vec::new(); needs.roots.len()], left: Vec::new(), end: 0 };
+        let mut rest = windows.to_vec();
+        for root in &order {
+            let used = share.place(&rest, needs.roots[*root].pool(pool));
+            let border = if order.last() == Some(root) && pool != Pool::Io {
+                u64::MAX
+            } else {
+                used.checked_next_multiple_of(step).unwrap_or(u64::MAX)
+            };
+            (share.roots[*root], rest) = cut(&rest, border);
+            share.end = share.end.max(used);
+        }
+        share
+    }
+
+    /// Places `items` in `windows`; returns the first address above them, 0 when there are none.
+    fn place(&mut self, windows: &[Window], items: &[Item]) -> u64 {
+        let mut items = items.to_vec();
+        sizing::sort(&mut items);
+        // Address 0 in a BAR means that it has none.
+        let usable = windows.iter().map(|window| Window { base: window.base.max(1), limit: window.limit });
+        let mut free = Free::new(usable.filter(|window| window.base <= window.limit).collect());
+        let mut end = 0;
+        for item in items {
+            match free.take(item.size, item.align) {
+                Some(at) => {
+                    self.placed.push((item.what, at));
+                    end = end.max(at.saturating_add(item.size));
+                }
+                None => self.left.push(item.what),
+            }
+        }
+        end
+    }
+}
+
+/// Divides `windows` into what lies below `border` and the rest. `u64::MAX` is above everything.
+fn cut(windows: &[Window], border: u64) -> (Vec<Window>, Vec<Window>) {
+    let (mut below, mut above) = (Vec::new(), Vec::new());
+    for window in windows.iter().copied() {
+        if border == u64::MAX || window.limit < border {
+            below.push(window);
+        } else if window.base >= border {
+            above.push(window);
+        } else {
+            below.push(Window { base: window.base, limit: border - 1 });
+            above.push(Window { base: border, limit: window.limit });
+        }
+    }
+    // A root complex that needs nothing takes nothing.
+    if border == 0 { (Vec::new(), windows.to_vec()) } else { (below, above) }
+}
+
+fn shortage(outline: &Outline<'_>, space: &Apertures, needs: &Needs, pool: Pool, share: &Share) -> Shortage {
+    let end = Share::new(&space.unlimited(pool), needs, pool).end;
+    let there = space.usable(pool).iter().fold(0u64, |sum, window| sum.saturating_add(window.len()));
+    let start = space.unlimited(pool).last().map_or(0, |last| last.base);
+    let above = space.usable(pool).last().map_or(start, |last| last.limit.saturating_add(1));
+    let mut bars = Vec::new();
+    for what in &share.left {
+        collect_bars(needs, pool, *what, &mut bars);
+    }
+    let size = |(node, bar): &(usize, u8)| outline.entries[*node].endpoint()?.bars.get(usize::from(*bar)).copied().flatten();
+    let mut devices: Vec<usize> = bars.iter().map(|(node, _)| *node).collect();
+    let order = |node: &usize| outline.depth_first.iter().position(|other| other == node);
+    devices.sort_by_key(order);
+    devices.dedup();
+    // The first device's largest BAR stands for all.
+    let of_first = bars.iter().filter(|(node, _)| Some(node) == devices.first());
+    let worst = of_first.filter_map(|bar| Some((*bar, size(bar)?))).max_by_key(|(_, spec)| spec.size);
+    let ((node, bar), asks) = worst.unwrap_or(((0, 0), BarSpec { kind: BarKind::Memory32, prefetchable: false, size: STEP }));
+    let name = |node: usize| outline.entries[node].spec.name.clone();
+    Shortage {
+        pool,
+        device: name(node),
+        bar,
+        asks,
+        needed: there.saturating_add(end.saturating_sub(above)),
+        there,
+        left_over: devices.iter().map(|node| name(*node)).collect(),
+        address_bits: space.address_bits,
+        enough_bits: space.enough_bits(pool, end),
+    }
+}
+
+/// The BARs in `what`, at any depth.
+fn collect_bars(needs: &Needs, pool: Pool, what: What, bars: &mut Vec<(usize, u8)>) {
+    match what {
+        What::Bar { node, bar } => bars.push((node, bar)),
+        What::Window { node } => {
+            for (inner, _) in needs.window(pool, node).into_iter().flat_map(|content| &content.items) {
+                collect_bars(needs, pool, *inner, bars);
+            }
+        }
+    }
+}
