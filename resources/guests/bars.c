@@ -149,28 +149,47 @@ static void move(u32 n) {
     say("bar %u: move to %lx and back\n", n, target);
 }
 
-/* The bus below the nearest bridge gets another number inside the range above it, if there is one to spare. */
+/* Bus numbers that are free, or a neighbour's: the first one inside the range above that no function uses, else that of
+ * a neighbouring port with a single bus, which then takes ours. */
 static void renumber(void) {
-    struct function *above = &functions[device->parent];
-    place bridge = above->at;
-    u32 buses = config_read(bridge, BUSES, 4);
-    u32 number = above->secondary + 1u;
+    struct function *above = &functions[device->parent], *neighbour = NULL;
+    u32 ours = above->secondary, number = ours + 1;
     u32 limit = above->parent < 0 ? segments[0].last_bus : functions[above->parent].subordinate;
-    bool spare = number <= limit;
-    for (u32 i = 0; i < function_count; i++)
-        spare &= bus_of(functions[i].at) != number;
-    if (!spare) {
-        say("renumber: no spare bus\n");
+    if (above->subordinate != ours) {
+        say("renumber: more than one bus below the port\n");
         return;
     }
+    bool spare = number <= limit;
+    for (u32 i = 0; i < function_count; i++) {
+        struct function *other = &functions[i];
+        spare &= bus_of(other->at) != number && (!other->is_bridge || other == above || other->secondary != number);
+        if (other != above && other->is_bridge && other->parent == above->parent && other->secondary == other->subordinate &&
+            other->at >> 8 == above->at >> 8)
+            neighbour = other;
+    }
+    if (!spare && !neighbour) {
+        say("renumber: no spare bus and no neighbour\n");
+        return;
+    }
+    u32 buses = config_read(above->at, BUSES, 4) & 0xff0000ff, neighbour_buses = 0;
+    if (!spare) {
+        number = neighbour->secondary;
+        neighbour_buses = config_read(neighbour->at, BUSES, 4) & 0xff0000ff;
+        config_write(neighbour->at, BUSES, 4, neighbour_buses);
+        require(config_read(place_of(device->at >> 16, number, 0, 0), 0, 4) == 0xffffffff, "bus %02x answers without a port", number);
+    }
+    config_write(above->at, BUSES, 4, buses | number << 8 | number << 16);
+    if (!spare)
+        config_write(neighbour->at, BUSES, 4, neighbour_buses | ours << 8 | ours << 16);
     place moved = place_of(device->at >> 16, number, device_of(device->at), function_of(device->at));
-    config_write(bridge, BUSES, 4, (buses & 0xff0000ff) | number << 8 | number << 16);
     require(config_read(moved, 0, 4) == device->id, "nothing on bus %02x after renumbering", number);
-    require(config_read(device->at, 0, 4) == 0xffffffff, "the device still answers at %s", place_name(device->at));
+    require(config_read(device->at, 0, 4) != device->id, "the device still answers at %s", place_name(device->at));
     expect_mark(0, device->bars[0].base, 0x51500000, "the bus has another number");
-    config_write(bridge, BUSES, 4, buses);
+    if (!spare)
+        config_write(neighbour->at, BUSES, 4, neighbour_buses | number << 8 | number << 16);
+    config_write(above->at, BUSES, 4, buses | ours << 8 | ours << 16);
     require(config_read(device->at, 0, 4) == device->id, "the device is not back at %s", place_name(device->at));
-    say("renumber: %02x to %02x and back\n", above->secondary, number);
+    say("renumber: %02x to %02x and back\n", ours, number);
 }
 
 void guest(void) {
