@@ -5,7 +5,11 @@
 //! | how is a function named, and what ids does it carry? | [`address`], [`ids`] |
 //! | which bytes of which dword does an access touch? | [`access`] |
 //! | what does a register keep of a write? | [`config`] |
+//! | which capabilities are there, where, and what do they show? | [`caps`], [`ext_caps`], [`regs`] |
 //! | where does a BAR decode? | [`bar`] |
+//! | what does a bridge forward, and what does a port show? | [`bridge`], [`port`] |
+//! | what do emulated endpoints have in common? | [`emulated`] |
+//! | which message does an interrupt become? | [`interrupts`], [`msi`], [`msix_table`] |
 //! | what must every function be able to do? | [`function`] |
 //! | what must the machine change after a write? | [`effect`] |
 //! | how does a function reach interrupts and memory? | [`seams`] |
@@ -20,11 +24,22 @@
 pub mod access;
 pub mod address;
 pub mod bar;
+pub mod bridge;
+pub mod caps;
 pub mod config;
 pub mod effect;
+pub mod emulated;
+pub mod ext_caps;
 pub mod function;
 pub mod ids;
+pub mod interrupts;
 pub mod intx;
 pub mod link;
+pub mod msi;
+pub mod msix_table;
+pub mod port;
+pub mod regs;
 pub mod seams;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod topology;

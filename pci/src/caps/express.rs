@@ -1,0 +1,209 @@
+//! The PCI Express capability, version 2 (PCIe 6.0 7.5.3): what a function's link and device registers show and keep.
+//!
+//! No ASPM, clock power management, LTR, 10-bit tags or bandwidth notification, since nothing behind them exists. ARI
+//! forwarding is absent as well: a port forwards to device 0 alone.
+
+use super::{Capability, id};
+use crate::config::RegDef;
+use crate::link::Link;
+
+/// Offsets of registers from the capability's start, and their bits in the dword.
+pub mod reg {
+    /// Device control, device status.
+    pub const DEVICE_CONTROL: u8 = 0x08;
+    /// Link capabilities.
+    pub const LINK_CAPABILITIES: u8 = 0x0C;
+    /// Link control, link status.
+    pub const LINK_CONTROL: u8 = 0x10;
+    /// Root status.
+    pub const ROOT_STATUS: u8 = 0x20;
+    /// Link capabilities 2.
+    pub const LINK_CAPABILITIES_2: u8 = 0x2C;
+    /// Device control: initiate a function-level reset (reads 0).
+    pub const INITIATE_FLR: u32 = 1 << 15;
+    /// Link control: link disable.
+    pub const LINK_DISABLE: u32 = 1 << 4;
+    /// Link status: data link layer link active.
+    pub const LINK_ACTIVE: u32 = 1 << 29;
+    /// Bytes of the capability.
+    pub const LEN: u8 = 0x3C;
+}
+
+/// Device/port type field (PCIe 6.0 7.5.3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpressType {
+    /// Endpoint below a port.
+    Endpoint,
+    /// Root port.
+    RootPort,
+    /// Switch upstream port.
+    UpstreamPort,
+    /// Switch downstream port.
+    DownstreamPort,
+    /// Endpoint on a root bus: its link registers are zero.
+    RootComplexEndpoint,
+}
+
+impl ExpressType {
+    /// The register encoding.
+    #[must_use]
+    pub const fn encoding(self) -> u32 {
+        match self {
+            Self::Endpoint => 0,
+            Self::RootPort => 4,
+            Self::UpstreamPort => 5,
+            Self::DownstreamPort => 6,
+            Self::RootComplexEndpoint => 9,
+        }
+    }
+
+    /// Whether a link leads down from it.
+    #[must_use]
+    pub const fn has_link_below(self) -> bool {
+        matches!(self, Self::RootPort | Self::DownstreamPort)
+    }
+
+    const fn is_endpoint(self) -> bool {
+        matches!(self, Self::Endpoint | Self::RootComplexEndpoint)
+    }
+}
+
+/// What the capability shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Express {
+    /// Device/port type.
+    pub kind: ExpressType,
+    /// Link registers and payload sizes; ignored for root-complex integrated endpoints.
+    pub link: Link,
+    /// Ports with a link below: whether a partner is there.
+    pub link_up: bool,
+    /// Port number, LNKCAP bits 31:24.
+    pub port_number: u8,
+    /// Endpoints: function-level reset is possible.
+    pub flr: bool,
+    /// Root ports: AtomicOp completer widths, bits 2:0 (32-bit, 64-bit, 128-bit CAS).
+    pub atomic_completers: u8,
+}
+
+impl Capability for Express {
+    fn id(&self) -> u8 {
+        id::EXPRESS
+    }
+
+    fn layout(&self) -> Vec<RegDef> {
+        let linked = self.kind != ExpressType::RootComplexEndpoint;
+        let zero = RegDef::default();
+        let mut layout = vec![
+            RegDef::read_only((2 | self.kind.encoding() << 4) << 16),
+            RegDef::read_only(self.device_capabilities()),
+            self.device_control(),
+        ];
+        layout.extend(if linked { [RegDef::read_only(self.link_capabilities()), self.link_control()] } else { [zero; 2] });
+        // Slot registers: no slot.
+        layout.extend([zero; 2]);
+        // Root control: error and PME interrupt enables. Root status: PME status.
+        layout.extend(match self.kind {
+            ExpressType::RootPort => [RegDef::writable(0, 0xF), RegDef { clear_on_one: 1 << 16, ..zero }],
+            _ => [zero; 2],
+        });
+        layout.extend([RegDef::read_only(self.device_capabilities_2()), self.device_control_2()]);
+        layout.extend(if linked { self.link_2() } else { [zero; 2] });
+        layout.extend([zero; 2]);
+        layout
+    }
+}
+
+impl Express {
+    fn device_capabilities(&self) -> u32 {
+        const EXTENDED_TAG: u32 = 1 << 5;
+        const ROLE_BASED_ERRORS: u32 = 1 << 15;
+        const FLR: u32 = 1 << 28;
+        let flr = if self.flr && self.kind.is_endpoint() { FLR } else { 0 };
+        u32::from(self.link.max_payload_supported & 7) | EXTENDED_TAG | ROLE_BASED_ERRORS | flr
+    }
+
+    fn device_control(&self) -> RegDef {
+        /// Error reporting enables, payload size, extended tag, read request size.
+        const KEPT: u32 = 0xF | 7 << 5 | 1 << 8 | 7 << 12;
+        const RELAXED_ORDERING: u32 = 1 << 4;
+        const NO_SNOOP: u32 = 1 << 11;
+        const EXTENDED_TAG: u32 = 1 << 8;
+        const READ_512: u32 = 2 << 12;
+        let endpoint = if self.kind.is_endpoint() { RELAXED_ORDERING | NO_SNOOP } else { 0 };
+        let reset = endpoint | EXTENDED_TAG | READ_512 | u32::from(self.link.max_payload & 7) << 5;
+        // Device status: correctable, non-fatal, fatal, unsupported request.
+        RegDef { reset, writable: KEPT | endpoint, clear_on_one: 0xF << 16, sticky: 0 }
+    }
+
+    fn link_capabilities(&self) -> u32 {
+        const LINK_ACTIVE_REPORTING: u32 = 1 << 20;
+        const ASPM_OPTIONALITY: u32 = 1 << 22;
+        let reporting = if self.kind.has_link_below() { LINK_ACTIVE_REPORTING } else { 0 };
+        let rate = self.link.max;
+        u32::from(rate.speed.encoding())
+            | u32::from(rate.width.lanes()) << 4
+            | reporting
+            | ASPM_OPTIONALITY
+            | u32::from(self.port_number) << 24
+    }
+
+    fn link_control(&self) -> RegDef {
+        const ASPM: u32 = 3;
+        const READ_COMPLETION_BOUNDARY: u32 = 1 << 3;
+        const COMMON_CLOCK: u32 = 1 << 6;
+        const EXTENDED_SYNCH: u32 = 1 << 7;
+        const SLOT_CLOCK: u32 = 1 << 28;
+        let kept = ASPM | COMMON_CLOCK | EXTENDED_SYNCH;
+        let own = match self.kind {
+            ExpressType::RootPort | ExpressType::DownstreamPort => reg::LINK_DISABLE,
+            ExpressType::Endpoint => READ_COMPLETION_BOUNDARY,
+            _ => 0,
+        };
+        let up = !self.kind.has_link_below() || self.link_up;
+        // A link without a partner shows the lowest rate and no lanes.
+        let rate = self.link.current;
+        let (speed, lanes) = if up { (rate.speed.encoding(), rate.width.lanes()) } else { (1, 0) };
+        let active = if self.kind.has_link_below() && up { reg::LINK_ACTIVE } else { 0 };
+        let status = SLOT_CLOCK | active | u32::from(speed) << 16 | u32::from(lanes) << 20;
+        RegDef::writable(status, kept | own)
+    }
+
+    fn device_capabilities_2(&self) -> u32 {
+        const TIMEOUT_DISABLE: u32 = 1 << 4;
+        const ATOMIC_ROUTING: u32 = 1 << 6;
+        match self.kind {
+            ExpressType::RootPort => TIMEOUT_DISABLE | u32::from(self.atomic_completers & 7) << 7,
+            ExpressType::UpstreamPort | ExpressType::DownstreamPort => ATOMIC_ROUTING,
+            ExpressType::Endpoint | ExpressType::RootComplexEndpoint => TIMEOUT_DISABLE,
+        }
+    }
+
+    fn device_control_2(&self) -> RegDef {
+        const TIMEOUT_DISABLE: u32 = 1 << 4;
+        const ATOMIC_EGRESS_BLOCKING: u32 = 1 << 7;
+        RegDef::writable(
+            0,
+            match self.kind {
+                ExpressType::UpstreamPort | ExpressType::DownstreamPort => ATOMIC_EGRESS_BLOCKING,
+                _ => TIMEOUT_DISABLE,
+            },
+        )
+    }
+
+    /// Link capabilities 2, then link control and status 2.
+    fn link_2(&self) -> [RegDef; 2] {
+        const TARGET_SPEED: u32 = 0xF;
+        /// Equalization complete, all three phases successful: what a link at 8 GT/s or more shows.
+        const EQUALIZED: u32 = 0x1E << 16;
+        let max = self.link.max.speed;
+        let up = !self.kind.has_link_below() || self.link_up;
+        let equalized = if up && self.link.current.speed.encoding() >= 3 { EQUALIZED } else { 0 };
+        let control = RegDef {
+            reset: u32::from(max.encoding()) | equalized,
+            writable: TARGET_SPEED,
+            clear_on_one: 0,
+            sticky: TARGET_SPEED,
+        };
+        [RegDef::read_only(max.supported_vector()), control]
+    }
+}

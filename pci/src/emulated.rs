@@ -1,0 +1,381 @@
+//! What every emulated endpoint has in common: header, BARs, interrupts, PCI Express capability, function-level reset. What
+//! it does behind its BARs is its owner's business.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::access::{Access, Lanes, Reg};
+use crate::bar::{BarError, BarIndex, BarKind, BarSpec, Bars};
+use crate::caps::clique::place as place_clique;
+use crate::caps::express::{ExpressType, reg as express};
+use crate::caps::{Clique, Express, MsiLayout, MsixLayout, MsixPlace, Vendor};
+use crate::config::{BuildError, ConfigBuilder, ConfigSpace, Type0};
+use crate::ext_caps::{Aer, AerKind, Serial};
+use crate::function::{Changes, Programming, ResetKind};
+use crate::ids::Ids;
+use crate::interrupts::{Interrupts, Messages};
+use crate::link::Link;
+use crate::msi::{Msi, MsiVectorsError};
+use crate::msix_table::{MsixTable, MsixVectorsError};
+use crate::regs::{command, header, type0};
+use crate::seams::{IntxLine, MsiPort};
+
+/// What an emulated endpoint shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmulatedSpec {
+    /// Identity.
+    pub ids: Ids,
+    /// BARs.
+    pub bars: [Option<BarSpec>; 6],
+    /// Its link, if it hangs on a port. `None` on a root bus: a root-complex integrated endpoint with link registers zero.
+    pub link: Option<Link>,
+    /// How it interrupts.
+    pub interrupt: InterruptSpec,
+    /// Whether software can reset it by device control.
+    pub flr: bool,
+    /// NVIDIA peer-to-peer approval.
+    pub clique: Option<Clique>,
+    /// Vendor-specific capabilities, first in the list and in this order: the bytes behind the length byte.
+    pub vendor_capabilities: Vec<Vec<u8>>,
+    /// Device serial number.
+    pub serial_number: Option<u64>,
+}
+
+/// How a function interrupts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InterruptSpec {
+    /// Not at all.
+    None,
+    /// By a wire: pin 1 (INTA) to 4 (INTD).
+    Intx(u8),
+    /// By MSI.
+    Msi {
+        /// 1, 2, 4, 8, 16 or 32.
+        vectors: u8,
+        /// Whether each vector can be masked.
+        maskable: bool,
+    },
+    /// By MSI-X.
+    MsiX {
+        /// 1 to 2048.
+        vectors: u16,
+        /// BAR of the table.
+        table_bar: BarIndex,
+        /// Its offset there, a multiple of 8.
+        table_offset: u32,
+        /// BAR of the pending bits.
+        pba_bar: BarIndex,
+        /// Their offset there, a multiple of 8.
+        pba_offset: u32,
+    },
+}
+
+impl InterruptSpec {
+    /// The interrupt pin register.
+    #[must_use]
+    pub const fn pin(self) -> u8 {
+        match self {
+            Self::Intx(pin) => pin,
+            _ => 0,
+        }
+    }
+}
+
+/// Table and pending bits with their lengths.
+#[derive(Debug, Clone, Copy)]
+struct MsixRegions {
+    table: Region,
+    pending: Region,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Region {
+    place: MsixPlace,
+    len: u64,
+}
+
+impl Region {
+    fn overlaps(self, bar: BarIndex, offset: u64, len: u64) -> bool {
+        let start = u64::from(self.place.offset);
+        self.place.bar == bar && offset < start + self.len && offset.checked_add(len).is_none_or(|end| start < end)
+    }
+
+    /// Offset inside the region of an access that starts in it.
+    fn inside(self, bar: BarIndex, offset: u64) -> Option<u64> {
+        let at = offset.checked_sub(self.place.offset.into())?;
+        (self.place.bar == bar && at < self.len).then_some(at)
+    }
+}
+
+/// The configuration side of an emulated endpoint.
+pub struct Emulated {
+    space: ConfigSpace,
+    bars: Bars,
+    interrupts: Arc<Interrupts>,
+    msix: Option<MsixRegions>,
+    /// Offset of the PCI Express capability.
+    express: u8,
+    flr: bool,
+    detached: bool,
+}
+
+impl Emulated {
+    /// An endpoint in its reset state. Messages leave through `msi`, the level of its pin through `intx`.
+    pub fn new(spec: &EmulatedSpec, msi: Arc<dyn MsiPort>, intx: Option<Box<dyn IntxLine>>) -> Result<Self, EmulatedError> {
+        let bars = Bars::new(&spec.bars)?;
+        let pin = spec.interrupt.pin();
+        if pin > 4 {
+            return Err(EmulatedError::Pin { pin });
+        }
+        let has = |memory| bars.specs().any(|(_, bar)| bar.is_memory() == memory);
+        let (memory, io) = (has(true), has(false));
+        let type0 = Type0 { ids: &spec.ids, interrupt_pin: pin, multifunction: false, memory, io };
+        let mut builder = ConfigBuilder::type0(&type0);
+        for body in &spec.vendor_capabilities {
+            builder.capability(&Vendor(body.clone()))?;
+        }
+        let express = builder.capability(&Express {
+            kind: if spec.link.is_some() { ExpressType::Endpoint } else { ExpressType::RootComplexEndpoint },
+            link: spec.link.unwrap_or_default(),
+            link_up: true,
+            port_number: 0,
+            flr: spec.flr,
+            atomic_completers: 0,
+        })?;
+        let mut messages = Messages::default();
+        let mut msix = None;
+        match spec.interrupt {
+            InterruptSpec::None | InterruptSpec::Intx(_) => {}
+            InterruptSpec::Msi { vectors, maskable } => {
+                let state = Msi::new(vectors, maskable)?;
+                let at = builder.capability(&MsiLayout::from(&state))?;
+                messages.msi = Some((state, at));
+            }
+            InterruptSpec::MsiX { vectors, table_bar, table_offset, pba_bar, pba_offset } => {
+                let state = MsixTable::new(vectors)?;
+                let regions = MsixRegions {
+                    table: Region { place: MsixPlace { bar: table_bar, offset: table_offset }, len: state.table_len() },
+                    pending: Region { place: MsixPlace { bar: pba_bar, offset: pba_offset }, len: state.pending_len() },
+                };
+                check_regions(&regions, &bars)?;
+                let layout = MsixLayout { table: regions.table.place, pending: regions.pending.place };
+                messages.msix = Some((state, builder.capability(&layout)?));
+                msix = Some(regions);
+            }
+        }
+        if let Some(clique) = &spec.clique {
+            let at = place_clique(builder.extents()).ok_or(EmulatedError::CliqueRoom)?;
+            builder.capability_at(at, clique)?;
+        }
+        if spec.link.is_some() {
+            builder.extended(&Aer(AerKind::Endpoint))?;
+        }
+        if let Some(number) = spec.serial_number {
+            builder.extended(&Serial(number))?;
+        }
+        let interrupts = Interrupts::new(messages, msi, if pin == 0 { None } else { intx });
+        Ok(Self { space: builder.build(), bars, interrupts, msix, express, flr: spec.flr, detached: false })
+    }
+
+    /// One dword of configuration space.
+    #[must_use]
+    pub fn config_read(&self, reg: Reg) -> u32 {
+        if self.detached {
+            return 0xFFFF_FFFF;
+        }
+        if let Some(register) = bar_register(reg) {
+            return self.bars.read(register);
+        }
+        let value = self.space.read(reg);
+        self.interrupts.overlay(reg).map_or(value, |(mask, own)| (value & !mask) | own)
+    }
+
+    /// Writes the carried bytes of one dword. After [`Changes::RESET`] everything here is reset; the owner resets the rest.
+    pub fn config_write(&mut self, access: Access, value: u32) -> Changes {
+        let mut changes = Changes::empty();
+        if self.detached {
+            return changes;
+        }
+        if let Some(register) = bar_register(access.reg) {
+            changes.set(Changes::DECODE, self.bars.write(register, access.lanes, value));
+            return changes;
+        }
+        let change = self.space.write(access, value);
+        if access.reg.offset() == header::COMMAND_STATUS {
+            self.follow_command();
+            changes.set(Changes::DECODE, change.flipped() & (command::MEMORY | command::IO) != 0);
+            changes.set(Changes::BUS_MASTER, change.flipped() & command::BUS_MASTER != 0);
+        }
+        self.interrupts.config_written(access, value, change.new);
+        let control = u16::from(self.express) + u16::from(express::DEVICE_CONTROL);
+        let starts_reset = access.lanes.touch(express::INITIATE_FLR) && value & express::INITIATE_FLR != 0;
+        if self.flr && access.reg.offset() == control && starts_reset {
+            self.reset(ResetKind::Function);
+            changes |= Changes::RESET | Changes::DECODE | Changes::BUS_MASTER;
+        }
+        changes
+    }
+
+    /// Its BARs as the guest has programmed them.
+    #[must_use]
+    pub const fn bars(&self) -> &Bars {
+        &self.bars
+    }
+
+    /// Programs BARs, decode enables, interrupt line and the multi-function bit, as firmware would.
+    pub fn program(&mut self, programming: &Programming) {
+        let mut io = false;
+        for (bar, address) in (0..).zip(programming.bars) {
+            if let Some(address) = address {
+                self.bars.set_address(bar, address);
+                io |= self.bars.spec(bar).is_some_and(|spec| spec.kind == BarKind::Io);
+            }
+        }
+        let multifunction = Reg::containing(header::HEADER_TYPE);
+        let mut def = self.space.definition(multifunction);
+        def.reset &= !header::MULTI_FUNCTION;
+        def.reset |= if programming.multifunction { header::MULTI_FUNCTION } else { 0 };
+        self.space.define(multifunction, def);
+        self.space.set(Reg::containing(header::INTERRUPT), 0xFF, programming.interrupt_line.into());
+        let enables = if programming.memory { command::MEMORY } else { 0 } | if io { command::IO } else { 0 };
+        let access = Access { reg: Reg::containing(header::COMMAND_STATUS), lanes: Lanes::new(0, 1) };
+        let kept = self.space.read(access.reg) & !(command::MEMORY | command::IO);
+        self.space.write(access, kept | enables);
+        self.follow_command();
+    }
+
+    /// Whether bus mastering is enabled in its command register.
+    #[must_use]
+    pub fn bus_master(&self) -> bool {
+        !self.detached && self.command() & command::BUS_MASTER != 0
+    }
+
+    /// Its interrupts, for the function itself and its workers.
+    #[must_use]
+    pub fn interrupts(&self) -> Arc<Interrupts> {
+        self.interrupts.clone()
+    }
+
+    /// Whether an access of `len` bytes at `offset` of BAR `bar` touches MSI-X table or pending bits: it is for
+    /// [`Emulated::msix_read`] and [`Emulated::msix_write`].
+    #[must_use]
+    pub fn msix_claims(&self, bar: BarIndex, offset: u64, len: u64) -> bool {
+        self.msix.is_some_and(|msix| msix.table.overlaps(bar, offset, len) || msix.pending.overlaps(bar, offset, len))
+    }
+
+    /// Reads MSI-X table or pending bits. All ones where there are none, for accesses that the specification does not
+    /// define, and after [`Emulated::detach`].
+    pub fn msix_read(&self, bar: BarIndex, offset: u64, data: &mut [u8]) {
+        data.fill(0xFF);
+        let Some(msix) = self.msix.filter(|_| !self.detached) else { return };
+        if let Some(at) = msix.table.inside(bar, offset) {
+            self.interrupts.read_table(at, data);
+        } else if let Some(at) = msix.pending.inside(bar, offset) {
+            self.interrupts.read_pending(at, data);
+        }
+    }
+
+    /// Writes the MSI-X table; a pending vector that this unmasks is sent. Pending bits keep nothing of a write.
+    pub fn msix_write(&mut self, bar: BarIndex, offset: u64, data: &[u8]) {
+        let Some(msix) = self.msix.filter(|_| !self.detached) else { return };
+        if let Some(at) = msix.table.inside(bar, offset) {
+            self.interrupts.write_table(at, data);
+        }
+    }
+
+    /// Back to the reset state; sticky bits survive anything but a cold reset.
+    pub fn reset(&mut self, kind: ResetKind) {
+        self.space.reset(kind);
+        self.bars.reset();
+        self.interrupts.reset();
+    }
+
+    /// Ends its life: interrupts are silent, nothing decodes, and every read gives all ones.
+    pub fn detach(&mut self) {
+        self.reset(ResetKind::Cold);
+        self.interrupts.detach();
+        self.detached = true;
+    }
+
+    fn command(&self) -> u32 {
+        self.space.read(Reg::containing(header::COMMAND_STATUS))
+    }
+
+    /// Lets the BARs decode as the command register says.
+    fn follow_command(&mut self) {
+        let enabled = self.command();
+        self.bars.memory_enabled = enabled & command::MEMORY != 0;
+        self.bars.io_enabled = enabled & command::IO != 0;
+    }
+}
+
+fn bar_register(reg: Reg) -> Option<usize> {
+    let offset = reg.offset();
+    (header::BAR0..=type0::BAR5).contains(&offset).then(|| usize::from((offset - header::BAR0) / 4))
+}
+
+fn check_regions(msix: &MsixRegions, bars: &Bars) -> Result<(), EmulatedError> {
+    for (what, region) in [("table", msix.table), ("pending bit array", msix.pending)] {
+        let MsixPlace { bar, offset } = region.place;
+        let size = bars.spec(bar).filter(|spec| spec.is_memory()).map_or(0, |spec| spec.size);
+        if !offset.is_multiple_of(8) || u64::from(offset) + region.len > size {
+            return Err(EmulatedError::MsixPlace { what, bar, offset, len: region.len, size });
+        }
+    }
+    if msix.table.overlaps(msix.pending.place.bar, msix.pending.place.offset.into(), msix.pending.len) {
+        return Err(EmulatedError::MsixOverlap { table: msix.table.place.offset, pending: msix.pending.place.offset });
+    }
+    Ok(())
+}
+
+/// An endpoint that cannot be.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum EmulatedError {
+    /// Its BARs.
+    #[error("these BARs cannot be in one function")]
+    Bars(#[from] BarError),
+    /// Its capabilities.
+    #[error("its capabilities do not fit in configuration space")]
+    Capabilities(#[from] BuildError),
+    /// The pin.
+    #[error("interrupt pin {pin} does not exist: take 1 (INTA) to 4 (INTD)")]
+    Pin {
+        /// Asked for.
+        pin: u8,
+    },
+    /// Number of MSI vectors.
+    #[error("its MSI capability is impossible")]
+    Msi(#[from] MsiVectorsError),
+    /// Number of MSI-X vectors.
+    #[error("its MSI-X capability is impossible")]
+    Msix(#[from] MsixVectorsError),
+    /// A region outside its BAR.
+    #[error(
+        "the MSI-X {what} needs {len} bytes at offset {offset:#x} of BAR {bar}, a multiple of 8, but that memory BAR has {size:#x} \
+         bytes"
+    )]
+    MsixPlace {
+        /// Table or pending bits.
+        what: &'static str,
+        /// Which BAR.
+        bar: BarIndex,
+        /// Offset.
+        offset: u32,
+        /// Bytes needed.
+        len: u64,
+        /// Size of the BAR, 0 if there is no such memory BAR.
+        size: u64,
+    },
+    /// Table and pending bits on the same bytes.
+    #[error("the MSI-X table at {table:#x} and the pending bit array at {pending:#x} overlap")]
+    MsixOverlap {
+        /// Offset of the table.
+        table: u32,
+        /// Offset of the pending bits.
+        pending: u32,
+    },
+    /// No room for the clique.
+    #[error("no 8 free bytes in configuration space for the clique capability: leave out another capability")]
+    CliqueRoom,
+}

@@ -1,0 +1,28 @@
+//! Access control services (PCIe 6.0 7.7.11): which requests between devices a port may send upstream instead.
+
+use super::{ExtendedCapability, id};
+use crate::config::RegDef;
+
+/// Source validation, translation blocking, request and completion redirect, upstream forwarding, direct translated. No
+/// egress control. The control register is 0 at reset: peers reach each other directly until software says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Acs;
+
+impl Acs {
+    /// The capability bits, which are also the writable control bits.
+    pub const SERVICES: u32 = 0x5F;
+}
+
+impl ExtendedCapability for Acs {
+    fn id(&self) -> u16 {
+        id::ACS
+    }
+
+    fn version(&self) -> u8 {
+        1
+    }
+
+    fn layout(&self) -> Vec<RegDef> {
+        vec![RegDef::default(), RegDef::writable(Self::SERVICES, Self::SERVICES << 16)]
+    }
+}

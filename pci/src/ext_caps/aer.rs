@@ -1,0 +1,78 @@
+//! Advanced error reporting (PCIe 6.0 7.8.4): error status, masks, severities, header log; root registers on root ports.
+
+use super::{ExtendedCapability, id};
+use crate::config::RegDef;
+
+/// Offsets of registers from the capability's start.
+pub mod reg {
+    /// Root error command: interrupt enables for correctable, non-fatal, fatal errors in bits 2:0.
+    pub const ROOT_COMMAND: u16 = 0x2C;
+    /// Root error status.
+    pub const ROOT_STATUS: u16 = 0x30;
+    /// Requester ids of the first correctable error (low half) and uncorrectable error (high half).
+    pub const ROOT_SOURCE: u16 = 0x34;
+}
+
+/// Who reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AerKind {
+    /// An endpoint.
+    Endpoint,
+    /// A switch port.
+    SwitchPort,
+    /// A root port: collects the errors from below.
+    RootPort,
+}
+
+/// The capability. Status, masks and severities survive resets other than a cold one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Aer(pub AerKind);
+
+impl ExtendedCapability for Aer {
+    fn id(&self) -> u16 {
+        id::AER
+    }
+
+    fn version(&self) -> u8 {
+        2
+    }
+
+    fn layout(&self) -> Vec<RegDef> {
+        /// Data link protocol, poisoned, flow control, completion timeout, completer abort, unexpected completion, receiver
+        /// overflow, malformed, ECRC, unsupported request, uncorrectable internal.
+        const COMMON: u32 = 0x005F_F010;
+        /// ACS violation, AtomicOp egress blocked.
+        const PORT: u32 = 0x0120_0000;
+        /// Fatal by default: link protocol, flow control, overflow, malformed, internal.
+        const FATAL: u32 = 0x0046_2010;
+        /// Receiver error, bad TLP and DLLP, replay rollover and timeout, advisory non-fatal, internal.
+        const CORRECTABLE: u32 = 0x0000_71C1;
+        const ADVISORY: u32 = 0x2000;
+        let uncorrectable = if self.0 == AerKind::Endpoint { COMMON } else { COMMON | PORT };
+        let status = |bits| RegDef { reset: 0, writable: 0, clear_on_one: bits, sticky: bits };
+        let kept = |reset, bits| RegDef { reset, writable: bits, clear_on_one: 0, sticky: bits };
+        let log = RegDef { sticky: 0xFFFF_FFFF, ..RegDef::default() };
+        let mut layout = vec![
+            RegDef::default(),
+            status(uncorrectable),
+            // Internal errors are masked by default (PCIe 6.0 7.8.4.3).
+            kept(1 << 22, uncorrectable),
+            kept(FATAL, uncorrectable),
+            status(CORRECTABLE),
+            kept(ADVISORY | 1 << 14, CORRECTABLE),
+            // Capabilities and control: no ECRC, one header in the log.
+            RegDef::default(),
+            log,
+            log,
+            log,
+            log,
+        ];
+        layout.extend(match self.0 {
+            AerKind::RootPort => [RegDef::writable(0, 7), status(0x7F), log],
+            AerKind::SwitchPort | AerKind::Endpoint => [RegDef::default(); 3],
+        });
+        // Room of the prefix log, which every port with end-to-end prefixes would have.
+        layout.extend([RegDef::default(); 4]);
+        layout
+    }
+}

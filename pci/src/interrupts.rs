@@ -1,0 +1,352 @@
+//! Decides how an emulated function's interrupt reaches the guest: by MSI-X if that is enabled, else by MSI, else as a level
+//! on its INTx wire. Shared by the function, which has the registers, and its workers, which raise.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::access::{Access, Reg};
+use crate::msi::Msi;
+use crate::msix_table::MsixTable;
+use crate::regs::{command, header, status};
+use crate::seams::{IntxLine, MsiMessage, MsiPort};
+
+/// Interrupt state of one emulated function.
+pub struct Interrupts {
+    state: Mutex<State>,
+    /// Offsets of the capabilities, for the registers that are kept here.
+    msi_at: Option<(u8, u8)>,
+    msix_at: Option<u8>,
+}
+
+struct State {
+    msi: Option<Msi>,
+    msix: Option<MsixTable>,
+    sender: Sender,
+    intx: Option<Box<dyn IntxLine>>,
+    /// The function wants INTx asserted.
+    asserted: bool,
+    /// Level on the wire.
+    level: bool,
+    intx_disabled: bool,
+}
+
+/// Sends messages while bus mastering is on.
+struct Sender {
+    port: Arc<dyn MsiPort>,
+    on: bool,
+}
+
+impl Sender {
+    fn send(&self, message: MsiMessage) {
+        if self.on {
+            self.port.send(message);
+        }
+    }
+}
+
+/// What a function has of message-signalled interrupts, and where their capabilities lie.
+#[derive(Debug, Default)]
+pub struct Messages {
+    /// MSI and the offset of its capability.
+    pub msi: Option<(Msi, u8)>,
+    /// MSI-X and the offset of its capability.
+    pub msix: Option<(MsixTable, u8)>,
+}
+
+impl Interrupts {
+    /// Interrupts that leave through `port`, or as a level on `intx` if the function has a pin.
+    #[must_use]
+    pub fn new(messages: Messages, port: Arc<dyn MsiPort>, intx: Option<Box<dyn IntxLine>>) -> Arc<Self> {
+        let msi_at = messages.msi.as_ref().map(|(msi, at)| (*at, msi.len()));
+        let msix_at = messages.msix.as_ref().map(|(_, at)| *at);
+        let state = State {
+            msi: messages.msi.map(|(msi, _)| msi),
+            msix: messages.msix.map(|(table, _)| table),
+            sender: Sender { port, on: false },
+            intx,
+            asserted: false,
+            level: false,
+            intx_disabled: false,
+        };
+        Arc::new(Self { state: Mutex::new(state), msi_at, msix_at })
+    }
+
+    /// Raises interrupt `vector`. With MSI-X or MSI enabled it is a message: sent, or pending while it is masked, or lost
+    /// while bus mastering is off. With neither enabled INTx is asserted until [`Interrupts::lower`], whatever the vector; a
+    /// function without a wire then stays silent.
+    pub fn raise(&self, vector: u16) {
+        let mut state = self.state();
+        let state = &mut *state;
+        let message = match (&mut state.msix, &mut state.msi) {
+            (Some(msix), _) if msix.enabled() => msix.raise(vector),
+            (_, Some(msi)) if msi.enabled() => msi.raise(vector),
+            _ => {
+                state.asserted = state.intx.is_some();
+                state.drive();
+                return;
+            }
+        };
+        if let Some(message) = message {
+            state.sender.send(message);
+        }
+    }
+
+    /// Deasserts INTx. Messages are edges and need nothing of the kind.
+    pub fn lower(&self) {
+        let mut state = self.state();
+        state.asserted = false;
+        state.drive();
+    }
+
+    /// The bits of dword `reg` that are kept here, and their value: MSI registers, MSI-X message control, interrupt status.
+    #[must_use]
+    pub fn overlay(&self, reg: Reg) -> Option<(u32, u32)> {
+        match self.place(reg)? {
+            Place::Command => Some((status::INTERRUPT, if self.state().asserted { status::INTERRUPT } else { 0 })),
+            Place::Msi(index) => {
+                let mask = if index == Msi::CONTROL { 0xFFFF_0000 } else { 0xFFFF_FFFF };
+                self.state().msi.as_ref().map(|msi| (mask, msi.read(index)))
+            }
+            Place::Msix => self.state().msix.as_ref().map(|msix| (0xFFFF_0000, u32::from(msix.control()) << 16)),
+        }
+    }
+
+    /// Takes note of a configuration write of `value`, after which the function's own registers hold `stored` in that dword.
+    pub fn config_written(&self, access: Access, value: u32, stored: u32) {
+        let Some(place) = self.place(access.reg) else { return };
+        let mut state = self.state();
+        let state = &mut *state;
+        match (place, &mut state.msi, &mut state.msix) {
+            (Place::Command, ..) => {
+                state.sender.on = stored & command::BUS_MASTER != 0;
+                state.intx_disabled = stored & command::INTX_DISABLE != 0;
+            }
+            (Place::Msi(index), Some(msi), _) => {
+                msi.write(index, access.lanes, value);
+                msi.deliver(&mut |_, message| state.sender.send(message));
+            }
+            (Place::Msix, _, Some(msix)) => {
+                let [_, _, low, high] = access.merge(u32::from(msix.control()) << 16, value).to_le_bytes();
+                msix.set_control(u16::from_le_bytes([low, high]));
+                msix.deliver_all(&mut |_, message| state.sender.send(message));
+            }
+            _ => {}
+        }
+        state.drive();
+    }
+
+    /// Reads the MSI-X table at byte `offset`; all ones without one.
+    pub fn read_table(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0xFF);
+        if let Some(msix) = &self.state().msix {
+            msix.read_table(offset, data);
+        }
+    }
+
+    /// Writes the MSI-X table at byte `offset`; a vector that this unmasks and that is pending is sent.
+    pub fn write_table(&self, offset: u64, data: &[u8]) {
+        let mut state = self.state();
+        let state = &mut *state;
+        if let Some(msix) = &mut state.msix
+            && let Some(vector) = msix.write_table(offset, data)
+            && let Some(message) = msix.deliver(vector)
+        {
+            state.sender.send(message);
+        }
+    }
+
+    /// Reads the MSI-X pending bits at byte `offset`; all ones without them.
+    pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0xFF);
+        if let Some(msix) = &self.state().msix {
+            msix.read_pending(offset, data);
+        }
+    }
+
+    /// Back to the reset state: INTx low, messages disabled, nothing pending, bus mastering off.
+    pub fn reset(&self) {
+        let mut state = self.state();
+        state.asserted = false;
+        state.intx_disabled = false;
+        state.sender.on = false;
+        if let Some(msi) = &mut state.msi {
+            msi.reset();
+        }
+        if let Some(msix) = &mut state.msix {
+            msix.reset();
+        }
+        state.drive();
+    }
+
+    /// The function leaves: as [`Interrupts::reset`], and nothing that a worker raises afterwards reaches anybody.
+    pub fn detach(&self) {
+        self.reset();
+        self.state().intx = None;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn place(&self, reg: Reg) -> Option<Place> {
+        let offset = reg.offset();
+        if offset == header::COMMAND_STATUS {
+            return Some(Place::Command);
+        }
+        let offset = u8::try_from(offset).ok()?;
+        match (self.msi_at, self.msix_at) {
+            (Some((at, len)), _) if offset >= at && offset - at < len => Some(Place::Msi((offset - at) / 4)),
+            (_, Some(at)) if offset == at => Some(Place::Msix),
+            _ => None,
+        }
+    }
+}
+
+/// A dword with registers that are kept here.
+enum Place {
+    Command,
+    Msi(u8),
+    Msix,
+}
+
+impl State {
+    /// Puts the wire to the level that it should have. A function with messages enabled does not use its wire.
+    fn drive(&mut self) {
+        let by_message = self.msi.as_ref().is_some_and(Msi::enabled) || self.msix.as_ref().is_some_and(MsixTable::enabled);
+        let level = self.asserted && !self.intx_disabled && !by_message;
+        if level != self.level
+            && let Some(line) = &self.intx
+        {
+            line.set(level);
+        }
+        self.level = level;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Lanes;
+    use crate::testing::{FakeIntx, FakeMsi};
+
+    const MSI_AT: u8 = 0x50;
+    const MSIX_AT: u8 = 0x70;
+
+    struct Bench {
+        interrupts: Arc<Interrupts>,
+        sent: Arc<FakeMsi>,
+        wire: FakeIntx,
+    }
+
+    fn bench(msi: Option<Msi>, msix: Option<MsixTable>) -> Bench {
+        let (sent, wire) = (Arc::new(FakeMsi::default()), FakeIntx::default());
+        let messages = Messages { msi: msi.map(|msi| (msi, MSI_AT)), msix: msix.map(|table| (table, MSIX_AT)) };
+        let interrupts = Interrupts::new(messages, sent.clone(), Some(Box::new(wire.clone())));
+        let bench = Bench { interrupts, sent, wire };
+        bench.command(command::BUS_MASTER);
+        bench
+    }
+
+    impl Bench {
+        fn command(&self, value: u32) {
+            self.interrupts.config_written(Access::dword(header::COMMAND_STATUS), value, value);
+        }
+
+        fn write(&self, at: u8, value: u32) {
+            self.interrupts.config_written(Access::dword(at.into()), value, 0);
+        }
+
+        fn data(&self) -> Vec<u32> {
+            self.sent.take().iter().map(|message| message.data).collect()
+        }
+    }
+
+    #[test]
+    fn case_d1_a_function_with_msi_alone_reaches_the_guest_with_every_vector() {
+        for (vectors, maskable) in [(1, false), (1, true), (4, false), (4, true), (32, false), (32, true)] {
+            let bench = bench(Some(Msi::new(vectors, maskable).unwrap()), None);
+            bench.write(MSI_AT + 12, 0x40);
+            bench.write(MSI_AT, 1 << 16 | u32::from(vectors).trailing_zeros() << 20);
+            for vector in 0..u16::from(vectors) {
+                bench.interrupts.raise(vector);
+            }
+            let expected: Vec<u32> = (0x40..0x40 + u32::from(vectors)).collect();
+            assert_eq!((bench.data(), bench.wire.levels()), (expected, vec![]), "{vectors} {maskable}");
+        }
+    }
+
+    #[test]
+    fn case_d1_a_function_with_neither_uses_its_wire_or_nothing() {
+        let bench = bench(None, None);
+        bench.interrupts.raise(7);
+        bench.interrupts.raise(7);
+        bench.interrupts.lower();
+        assert_eq!((bench.data(), bench.wire.levels()), (vec![], vec![true, false]));
+        let deaf = Interrupts::new(Messages::default(), Arc::new(FakeMsi::default()), None);
+        deaf.raise(0);
+        assert_eq!(deaf.overlay(Reg::containing(4)), Some((status::INTERRUPT, 0)));
+    }
+
+    #[test]
+    fn interrupt_disable_lowers_the_wire_and_keeps_the_status() {
+        let bench = bench(None, None);
+        bench.interrupts.raise(0);
+        bench.command(command::INTX_DISABLE);
+        let shown = bench.interrupts.overlay(Reg::containing(header::COMMAND_STATUS));
+        assert_eq!(shown, Some((status::INTERRUPT, status::INTERRUPT)));
+        bench.command(0);
+        bench.interrupts.lower();
+        assert_eq!(bench.wire.levels(), [true, false, true, false]);
+    }
+
+    #[test]
+    fn enabling_messages_takes_the_function_off_its_wire() {
+        let bench = bench(Some(Msi::new(1, false).unwrap()), Some(MsixTable::new(2).unwrap()));
+        bench.interrupts.raise(0);
+        bench.write(MSI_AT, 1 << 16);
+        assert_eq!(bench.wire.levels(), [true, false]);
+    }
+
+    #[test]
+    fn msi_x_comes_before_msi_and_a_masked_vector_waits() {
+        let bench = bench(Some(Msi::new(1, false).unwrap()), Some(MsixTable::new(2).unwrap()));
+        bench.write(MSI_AT + 12, 0x99);
+        bench.write(MSI_AT, 1 << 16);
+        bench.interrupts.raise(0);
+        bench.interrupts.write_table(24, &5u32.to_le_bytes());
+        bench.write(MSIX_AT, u32::from(MsixTable::ENABLE) << 16);
+        bench.interrupts.raise(1);
+        assert_eq!(bench.data(), [0x99]);
+        bench.interrupts.write_table(28, &[0; 4]);
+        assert_eq!(bench.data(), [5]);
+    }
+
+    #[test]
+    fn messages_are_lost_while_bus_mastering_is_off() {
+        let bench = bench(Some(Msi::new(1, true).unwrap()), None);
+        bench.write(MSI_AT, 1 << 16);
+        bench.command(0);
+        bench.interrupts.raise(0);
+        bench.command(command::BUS_MASTER);
+        assert_eq!(bench.data(), []);
+    }
+
+    #[test]
+    fn a_byte_write_to_message_control_changes_no_other_byte() {
+        let bench = bench(None, Some(MsixTable::new(300).unwrap()));
+        let high = Access { reg: Reg::containing(MSIX_AT.into()), lanes: Lanes::new(3, 1) };
+        bench.interrupts.config_written(high, 0xC000_0000, 0);
+        assert_eq!(bench.interrupts.overlay(high.reg), Some((0xFFFF_0000, 0xC000_0000 | 299 << 16)));
+        let low = Access { reg: high.reg, lanes: Lanes::new(0, 2) };
+        bench.interrupts.config_written(low, 0, 0);
+        assert_eq!(bench.interrupts.overlay(high.reg), Some((0xFFFF_0000, 0xC000_0000 | 299 << 16)));
+    }
+
+    #[test]
+    fn a_detached_function_raises_nothing() {
+        let bench = bench(None, None);
+        bench.interrupts.raise(0);
+        bench.interrupts.detach();
+        bench.interrupts.raise(0);
+        assert_eq!(bench.wire.levels(), [true, false]);
+    }
+}

@@ -1,0 +1,290 @@
+//! In-memory stand-ins for the traits in [`crate::seams`]: they record what they are told.
+
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::function::FunctionId;
+use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiMessage, MsiPort, MsiRoutes, MsiVector};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Records the messages sent.
+#[derive(Debug, Default)]
+pub struct FakeMsi(Mutex<Vec<MsiMessage>>);
+
+impl FakeMsi {
+    /// What was sent since the last call.
+    pub fn take(&self) -> Vec<MsiMessage> {
+        std::mem::take(&mut *lock(&self.0))
+    }
+}
+
+impl MsiPort for FakeMsi {
+    fn send(&self, message: MsiMessage) {
+        lock(&self.0).push(message);
+    }
+}
+
+/// Records the levels of a wire. Clones are the same wire.
+#[derive(Debug, Default, Clone)]
+pub struct FakeIntx(Arc<Mutex<Vec<bool>>>);
+
+impl FakeIntx {
+    /// Every level that was set, in order.
+    #[must_use]
+    pub fn levels(&self) -> Vec<bool> {
+        lock(&self.0).clone()
+    }
+
+    /// The level on the wire.
+    #[must_use]
+    pub fn level(&self) -> bool {
+        lock(&self.0).last().copied().unwrap_or(false)
+    }
+}
+
+impl IntxLine for FakeIntx {
+    fn set(&self, level: bool) {
+        lock(&self.0).push(level);
+    }
+}
+
+/// A descriptor that tells what was written to it, as an eventfd would.
+#[derive(Debug)]
+pub struct FakeEvent {
+    given: UnixStream,
+    kept: UnixStream,
+}
+
+impl FakeEvent {
+    /// A new one, silent.
+    pub fn new() -> std::io::Result<Self> {
+        let (given, kept) = UnixStream::pair()?;
+        kept.set_nonblocking(true)?;
+        Ok(Self { given, kept })
+    }
+
+    /// Bytes written to the descriptor since the last call.
+    #[must_use]
+    pub fn written(&self) -> usize {
+        let mut buffer = [0; 64];
+        let mut total = 0;
+        while let Ok(n @ 1..) = (&self.kept).read(&mut buffer) {
+            total += n;
+        }
+        total
+    }
+}
+
+impl AsFd for FakeEvent {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.given.as_fd()
+    }
+}
+
+/// State of one vector of [`FakeRoutes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FakeVectorState {
+    /// The message, once programmed.
+    pub message: Option<MsiMessage>,
+    /// Whether it is masked.
+    pub masked: bool,
+    /// Whether an event is to wait behind the mask; tests set it with [`FakeRoutes::set_pending`].
+    pub pending: bool,
+    /// Whether its owner has dropped it.
+    pub dropped: bool,
+}
+
+/// Hands out vectors up to a limit and remembers all of them. Clones are the same routes.
+#[derive(Debug, Clone)]
+pub struct FakeRoutes {
+    limit: u32,
+    vectors: Arc<Mutex<Vec<FakeVectorState>>>,
+}
+
+impl FakeRoutes {
+    /// At most `limit` vectors at a time.
+    #[must_use]
+    pub fn with_limit(limit: u32) -> Self {
+        Self { limit, vectors: Arc::default() }
+    }
+
+    /// Every vector that was ever handed out, in order.
+    #[must_use]
+    pub fn all(&self) -> Vec<FakeVectorState> {
+        lock(&self.vectors).clone()
+    }
+
+    /// How many are held at this moment.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        lock(&self.vectors).iter().filter(|vector| !vector.dropped).count()
+    }
+
+    /// Makes vector `index` (in order of handing out) say that an event waits.
+    pub fn set_pending(&self, index: usize, pending: bool) {
+        if let Some(vector) = lock(&self.vectors).get_mut(index) {
+            vector.pending = pending;
+        }
+    }
+}
+
+impl Default for FakeRoutes {
+    fn default() -> Self {
+        Self::with_limit(u32::MAX)
+    }
+}
+
+impl MsiRoutes for FakeRoutes {
+    fn vector(&self, who: FunctionId) -> Result<Box<dyn MsiVector>, MsiError> {
+        let event = FakeEvent::new().map_err(|source| MsiError::Kernel { what: "make a socket pair", source })?;
+        let mut vectors = lock(&self.vectors);
+        let held = vectors.iter().filter(|vector| !vector.dropped).count();
+        if u32::try_from(held).is_ok_and(|held| held >= self.limit) {
+            return Err(MsiError::Exhausted { who, limit: self.limit });
+        }
+        let index = vectors.len();
+        vectors.push(FakeVectorState::default());
+        Ok(Box::new(FakeVector { vectors: self.vectors.clone(), index, event }))
+    }
+}
+
+struct FakeVector {
+    vectors: Arc<Mutex<Vec<FakeVectorState>>>,
+    index: usize,
+    event: FakeEvent,
+}
+
+impl FakeVector {
+    fn with(&self, change: impl FnOnce(&mut FakeVectorState)) {
+        if let Some(vector) = lock(&self.vectors).get_mut(self.index) {
+            change(vector);
+        }
+    }
+}
+
+impl MsiVector for FakeVector {
+    fn program(&mut self, message: MsiMessage) -> Result<(), MsiError> {
+        self.with(|vector| vector.message = Some(message));
+        Ok(())
+    }
+
+    fn mask(&mut self, masked: bool) -> Result<(), MsiError> {
+        self.with(|vector| vector.masked = masked);
+        Ok(())
+    }
+
+    fn pending(&self) -> bool {
+        lock(&self.vectors).get(self.index).is_some_and(|vector| vector.pending)
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl Drop for FakeVector {
+    fn drop(&mut self) {
+        self.with(|vector| vector.dropped = true);
+    }
+}
+
+/// The two descriptors of a level-triggered interrupt.
+#[derive(Debug)]
+pub struct FakeIntxEvents {
+    /// What hardware signals.
+    pub trigger: FakeEvent,
+    /// What the interrupt controller signals.
+    pub resample: FakeEvent,
+}
+
+impl FakeIntxEvents {
+    /// A new pair, silent.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self { trigger: FakeEvent::new()?, resample: FakeEvent::new()? })
+    }
+}
+
+impl IntxEvents for FakeIntxEvents {
+    fn trigger(&self) -> BorrowedFd<'_> {
+        self.trigger.as_fd()
+    }
+
+    fn resample(&self) -> BorrowedFd<'_> {
+        self.resample.as_fd()
+    }
+}
+
+/// Guest memory from address `base` on, and a bus master enable.
+#[derive(Debug)]
+pub struct FakeDma {
+    base: u64,
+    memory: Mutex<Vec<u8>>,
+    bus_master: Mutex<bool>,
+}
+
+impl FakeDma {
+    /// `len` zero bytes at `base`, bus mastering on.
+    #[must_use]
+    pub fn new(base: u64, len: usize) -> Self {
+        Self { base, memory: Mutex::new(vec![0; len]), bus_master: Mutex::new(true) }
+    }
+
+    /// Switches bus mastering.
+    pub fn set_bus_master(&self, on: bool) {
+        *lock(&self.bus_master) = on;
+    }
+
+    fn with<T>(&self, at: u64, len: usize, act: impl FnOnce(&mut [u8]) -> T) -> Result<T, DmaError> {
+        if !*lock(&self.bus_master) {
+            return Err(DmaError::BusMasterOff);
+        }
+        let unreachable = DmaError::Unreachable { at, len: u64::try_from(len).unwrap_or(u64::MAX) };
+        let start = at.checked_sub(self.base).and_then(|start| usize::try_from(start).ok()).ok_or(unreachable)?;
+        let end = start.checked_add(len).ok_or(unreachable)?;
+        lock(&self.memory).get_mut(start..end).map(act).ok_or(unreachable)
+    }
+}
+
+impl DmaPort for FakeDma {
+    fn read(&self, at: u64, data: &mut [u8]) -> Result<(), DmaError> {
+        self.with(at, data.len(), |memory| data.copy_from_slice(memory))
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.with(at, data.len(), |memory| memory.copy_from_slice(data))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_ends_where_it_ends() {
+        let dma = FakeDma::new(0x1000, 16);
+        dma.write(0x1008, &[7; 8]).unwrap();
+        let mut data = [0; 4];
+        dma.read(0x100C, &mut data).unwrap();
+        assert_eq!(data, [7; 4]);
+        for (at, len) in [(0x1009, 8), (0xFFF, 1), (u64::MAX, 1)] {
+            assert_eq!(dma.write(at, &vec![0; len]), Err(DmaError::Unreachable { at, len: len.try_into().unwrap() }));
+        }
+        dma.set_bus_master(false);
+        assert_eq!(dma.read(0x1000, &mut data), Err(DmaError::BusMasterOff));
+    }
+
+    #[test]
+    fn vectors_are_counted_and_given_back() {
+        let routes = FakeRoutes::with_limit(1);
+        let mut vector = routes.vector(FunctionId(1)).unwrap();
+        vector.program(MsiMessage { address: 1, data: 2 }).unwrap();
+        assert!(routes.vector(FunctionId(2)).is_err());
+        drop(vector);
+        assert_eq!((routes.held(), routes.all().len()), (0, 1));
+    }
+}
