@@ -1,3 +1,4 @@
 //! (being written)
+pub mod cli;
 pub mod host;
 pub mod replicate;

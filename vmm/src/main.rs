@@ -1,2 +1,40 @@
-//! The executable.
-fn main() {}
+//! The executable: reads the command line, runs what it asks for, prints what went wrong.
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use vmm::cli::{self, Action, CliError};
+
+fn main() -> ExitCode {
+    let done = match cli::parse(std::env::args_os()) {
+        Ok(action) => act(action),
+        Err(CliError::Usage(error)) => error.exit(),
+        Err(error) => Err(error.into()),
+    };
+    done.unwrap_or_else(|error| {
+        report(error.as_ref());
+        ExitCode::FAILURE
+    })
+}
+
+fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
+    match action {
+        Action::Completions(shell) => {
+            cli::write_completions(shell, &mut io::stdout().lock())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Action::Run { .. } | Action::Demo(_) => Err("this build reads command lines and starts nothing".into()),
+    }
+}
+
+/// Prints an error and its causes. Nothing can be done about a standard error that is closed.
+fn report(error: &dyn Error) {
+    let mut err = io::stderr().lock();
+    let _ = writeln!(err, "banyan: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let _ = writeln!(err, "  because: {error}");
+        cause = error.source();
+    }
+}

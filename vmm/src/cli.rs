@@ -1,0 +1,366 @@
+//! Decides what a command line asks for: which command, which machine, how it is run.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use api::config::flags::{FlagError, FlagProblem};
+use api::config::{
+    CpuConfig, DeviceConfig, DiskConfig, KernelConfig, LogConfig, MemoryConfig, OutputConfig, Payload, PcieConfig, Size,
+    TopologyConfig, TopologyFileError, VmConfig,
+};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
+use clap_complete::Shell;
+use thiserror::Error;
+
+/// What the user wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// `banyan run`.
+    Run {
+        /// The machine.
+        config: Box<VmConfig>,
+        /// What is done with it.
+        options: RunOptions,
+    },
+    /// `banyan demo`.
+    Demo(DemoOptions),
+    /// `banyan completions`.
+    Completions(Shell),
+}
+
+/// How a machine is run, beside what it is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RunOptions {
+    /// Print the planned hierarchy and start nothing.
+    pub dry_run: bool,
+    /// With `dry_run`: buses, windows and addresses, too.
+    pub verbose: bool,
+    /// Print how many exits of each kind there were, at the end, on standard error.
+    pub counters: bool,
+    /// A reset ends the process with exit code 4 instead of starting the guest again.
+    pub no_reboot: bool,
+    /// Logging.
+    pub log: LogConfig,
+}
+
+/// How the demonstration is run.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DemoOptions {
+    /// Print every fact that the guest reported, not only those that differ.
+    pub verbose: bool,
+    /// Logging.
+    pub log: LogConfig,
+}
+
+/// Reads a command line; the first argument is the program's own name. Reads the topology file, if one is named.
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, CliError> {
+    match Cli::try_parse_from(arguments)?.command {
+        Command::Run(run) => run.action(),
+        Command::Demo(demo) => Ok(Action::Demo(DemoOptions { verbose: demo.verbose, log: demo.log.unwrap_or_default() })),
+        Command::Completions { shell } => Ok(Action::Completions(shell)),
+    }
+}
+
+/// Writes the completion script for `shell`.
+pub fn write_completions(shell: Shell, out: &mut dyn Write) -> io::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "banyan", &mut script);
+    out.write_all(&script)
+}
+
+/// A KVM hypervisor for device passthrough that shows the guest the host's PCI Express topology.
+#[derive(Debug, Parser)]
+#[command(name = "banyan", version, subcommand_required = true, arg_required_else_help = true, after_help = OVERVIEW)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a virtual machine
+    #[command(after_help = "See `banyan run --help` for keys, defaults, exit codes and examples.", after_long_help = RUN_NOTES)]
+    Run(Box<RunArguments>),
+    /// Show a replicated topology on any machine with /dev/kvm, and check it
+    ///
+    /// Boots a small built-in guest on an emulated host of two GPU and network cards behind nested switches. The guest finds
+    /// the hierarchy by itself, copies data from device to device and takes the interrupt; Banyan prints what it saw beside
+    /// what was planned. Exit code 0 means that they agree.
+    Demo(DemoArguments),
+    /// Print a completion script for a shell
+    ///
+    /// Example: banyan completions bash > ~/.local/share/bash-completion/completions/banyan
+    Completions {
+        /// bash, elvish, fish, powershell or zsh
+        #[arg(value_name = "SHELL")]
+        shell: Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+struct DemoArguments {
+    /// Print every fact that the guest reported
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// What is logged; keys: level, file [default: warn, to standard error]
+    #[arg(long, value_name = "LEVEL", value_parser = keyed::<LogConfig>)]
+    log: Option<LogConfig>,
+}
+
+#[derive(Debug, Args)]
+struct RunArguments {
+    /// Kernel to boot: ELF (PVH or 64-bit Linux protocol) or bzImage
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = BOOT)]
+    #[arg(required_unless_present_any = ["firmware", "dry_run"])]
+    kernel: Option<PathBuf>,
+
+    /// Initial RAM file system for the kernel
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = BOOT, requires = "kernel")]
+    initramfs: Option<PathBuf>,
+
+    /// Kernel command line [default: empty]
+    ///
+    /// A Linux kernel writes to the serial port with `console=ttyS0`.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = BOOT, requires = "kernel")]
+    cmdline: Option<String>,
+
+    /// Guest address to load the kernel at [default: the kernel's own]
+    ///
+    /// A number or size, such as 0x2000000 or 32M. Refused for a kernel that cannot be moved.
+    #[arg(long, value_name = "ADDRESS", help_heading = BOOT, requires = "kernel")]
+    load_address: Option<Size>,
+
+    /// Raw firmware image, started at the reset vector instead of a kernel
+    ///
+    /// The image ends at 4 GiB, so its last 16 bytes hold the first instruction.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = BOOT)]
+    #[arg(conflicts_with_all = ["kernel", "initramfs", "cmdline", "load_address"])]
+    firmware: Option<PathBuf>,
+
+    /// Number of processors, 1 to 255 [default: 1]
+    #[arg(long, value_name = "N", help_heading = MACHINE)]
+    cpus: Option<CpuConfig>,
+
+    /// Memory, such as 4G [default: 512M]; keys: size, shared, hugepages, prefault
+    ///
+    ///   size=SIZE            bytes, with suffix K, M, G or T; the key may be left out
+    ///   shared=on|off        backed by a file that other processes can map [default: off]
+    ///   hugepages=off|2M|1G  from the host's pool of huge pages [default: off]; `on` with
+    ///                        hugepage_size=2M|1G is the same
+    ///   prefault=on|off      touch every page before the guest starts [default: off]
+    ///   prefault_threads=N   threads that do so [default: one per processor, at most 16]
+    #[arg(long, value_name = "SIZE[,KEY=VALUE...]", value_parser = keyed::<MemoryConfig>, help_heading = MACHINE)]
+    #[arg(verbatim_doc_comment)]
+    memory: Option<MemoryConfig>,
+
+    /// Serial port: stdio, file=PATH or off [default: stdio]
+    ///
+    ///   stdio (or tty)       standard input and output; a terminal is in raw mode meanwhile
+    ///   file=PATH            output to this file, which is created or emptied
+    ///   off (or null)        the port is there and its output is dropped
+    #[arg(long, value_name = "WHERE", value_parser = serial, help_heading = MACHINE, verbatim_doc_comment)]
+    serial: Option<OutputConfig>,
+
+    /// Raw disk image (repeatable), such as root.img; keys: path, readonly, id, serial
+    ///
+    ///   path=FILE            the image or block device; the key may be left out
+    ///   readonly=on|off      [default: off]
+    ///   id=NAME              name in trees and messages [default: disk0, disk1, ...]
+    ///   serial=TEXT          serial number that the guest reads, up to 20 characters
+    #[arg(long = "disk", value_name = "FILE[,KEY=VALUE...]", value_parser = keyed::<DiskConfig>, help_heading = MACHINE)]
+    #[arg(verbatim_doc_comment)]
+    disks: Vec<DiskConfig>,
+
+    /// PCI device (repeatable): a host function such as 0000:03:00.0, or `stub`
+    ///
+    /// A host function, bound to vfio-pci:
+    ///   path=PATH            its address or its folder in /sys/bus/pci/devices; the key may be left out
+    ///   id=NAME              name in trees and messages
+    ///   clique=0..15         NVIDIA peer-to-peer clique: devices with one number may reach each other
+    ///   clique_any_vendor=on show the clique on a device that is no NVIDIA display controller
+    ///   on=NAME              the port of the topology file that it hangs on; with device=0..31, function=0..7
+    /// An emulated endpoint, `stub` and these keys besides those above but path:
+    ///   ids=VVVV:DDDD        vendor and device; subsystem=VVVV:DDDD likewise
+    ///   class=BBSSII         base class, subclass, interface, such as 030200
+    ///   link=SPEED xWIDTH    such as 16GT/s x16
+    ///   bar0=SIZE:KIND       to bar5; KIND is mem32, mem64 or io, then `:prefetchable` where it is
+    ///   msix=N, msi=N, intx=A  how it interrupts: one of the three [default: not at all]
+    ///   flr=on|off           function-level reset [default: on]
+    ///   dma=on|off           a copy engine and a doorbell in the first page of BAR 0 [default: off]
+    #[arg(long = "device", value_name = "DEVICE[,KEY=VALUE...]", value_parser = keyed::<DeviceConfig>, help_heading = PCIE)]
+    #[arg(verbatim_doc_comment)]
+    devices: Vec<DeviceConfig>,
+
+    /// Shape of the hierarchy; keys: topology, cf8
+    ///
+    ///   topology=root-ports  each device behind a root port of its own [default]
+    ///   topology=host        the root ports and switches above the devices on the host
+    ///   topology=flat        all devices on the root bus
+    ///   cf8=auto|on|off      configuration access by ports 0xCF8/0xCFC [default: auto, which is on
+    ///                        for firmware only; kernels use ECAM]
+    #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>, help_heading = PCIE, verbatim_doc_comment)]
+    pcie: Option<PcieConfig>,
+
+    /// File with root complexes, ports and devices (TOML)
+    ///
+    ///   [[root-complex]]     name; segment, node, bus
+    ///   [[port]]             name, kind (root-port, upstream-port, downstream-port), on;
+    ///                        device, function, ids, subsystem, link
+    ///   [[device]]           name, on and the keys of --device
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = PCIE, verbatim_doc_comment)]
+    topology: Option<PathBuf>,
+
+    /// Print the planned hierarchy and start nothing; needs no kernel and no /dev/kvm
+    #[arg(long, help_heading = RUN)]
+    dry_run: bool,
+
+    /// With --dry-run: buses, windows and addresses, too
+    #[arg(short, long, help_heading = RUN, requires = "dry_run")]
+    verbose: bool,
+
+    /// A reset by the guest ends the process (exit code 4) instead of starting it again
+    #[arg(long, help_heading = RUN)]
+    no_reboot: bool,
+
+    /// Print the number of exits of each kind at the end
+    #[arg(long, help_heading = RUN)]
+    counters: bool,
+
+    /// What is logged, such as debug; keys: level, file [default: warn, to standard error]
+    ///
+    ///   level=LEVEL          off, error, warn, info, debug or trace; the key may be left out
+    ///   file=PATH            append to this file instead of writing to standard error
+    #[arg(long, value_name = "LEVEL[,KEY=VALUE...]", value_parser = keyed::<LogConfig>, help_heading = RUN)]
+    #[arg(verbatim_doc_comment)]
+    log: Option<LogConfig>,
+
+    /// Debug console at port 0xE9: stdio, file=PATH or off [default: no such port]
+    #[arg(long, value_name = "WHERE", value_parser = debug_console, help_heading = RUN)]
+    debug_console: Option<OutputConfig>,
+
+    /// A write of N to port 0xF4 ends the process with exit code (N << 1) | 1
+    #[arg(long, help_heading = RUN)]
+    debug_exit: bool,
+}
+
+const BOOT: &str = "What boots";
+const MACHINE: &str = "Machine";
+const PCIE: &str = "PCI Express";
+const RUN: &str = "Running and debugging";
+
+const OVERVIEW: &str = "\
+Examples:
+  banyan demo
+  banyan run --kernel vmlinuz --initramfs initrd.img --cmdline console=ttyS0 --memory 2G \\
+      --device 0000:03:00.0 --pcie topology=host";
+
+const RUN_NOTES: &str = "\
+Values:
+  Keys are written with - or _, each once. A value that holds a comma stands in double quotes
+  (for the shell: --disk 'path=\"a,b.img\"'). [A,B] is a list.
+
+Exit codes:
+  0        the guest powered off
+  1        an error, before the start or while the guest ran; standard error says which
+  2        the command line is wrong
+  4        the guest reset itself and --no-reboot was given
+  6        triple fault: the guest's processor had no way to go on
+  8        KVM could not go on, for example with an instruction that it does not emulate
+  odd      with --debug-exit: (N << 1) | 1, where N is what the guest wrote to port 0xF4
+  128 + S  ended by signal S: 129 SIGHUP, 130 SIGINT, 143 SIGTERM
+
+Examples:
+  A Debian kernel with its initramfs, on this terminal:
+    banyan run --kernel /boot/vmlinuz-$(uname -r) --initramfs initrd.img \\
+        --cmdline 'console=ttyS0' --cpus 2 --memory 2G
+
+  A GPU and a NIC of the host, below the same switches as on the host:
+    banyan run --kernel vmlinuz --initramfs initrd.img --cmdline 'console=ttyS0' --memory 64G,hugepages=1G \\
+        --pcie topology=host --device 0000:03:00.0,id=gpu0,clique=0 --device 0000:04:00.0,id=nic0
+
+  What that guest would see, without starting it:
+    banyan run --dry-run -v --pcie topology=host --device 0000:03:00.0 --device 0000:04:00.0
+
+  An emulated GPU, on any machine:
+    banyan run --dry-run -v --device stub,id=gpu0,ids=10de:20b8,class=030200,\\
+bar0=16M:mem32,bar1=128G:mem64:prefetchable,msix=8,clique=0";
+
+impl RunArguments {
+    fn action(self) -> Result<Action, CliError> {
+        let topology = self.topology.as_deref().map(read_topology).transpose()?;
+        let payload = match (self.kernel, self.firmware) {
+            (Some(path), _) => Some(Payload::Kernel(KernelConfig {
+                path,
+                initramfs: self.initramfs,
+                cmdline: self.cmdline.unwrap_or_default(),
+                load_address: self.load_address.map(Size::bytes),
+            })),
+            (None, firmware) => firmware.map(Payload::Firmware),
+        };
+        let config = VmConfig {
+            cpus: self.cpus.unwrap_or_default(),
+            memory: self.memory.unwrap_or_default(),
+            payload,
+            serial: self.serial.unwrap_or(OutputConfig::Stdio),
+            debug_console: self.debug_console,
+            debug_exit: self.debug_exit,
+            pcie: self.pcie.unwrap_or_default(),
+            topology,
+            devices: self.devices,
+            disks: self.disks,
+        };
+        let options = RunOptions {
+            dry_run: self.dry_run,
+            verbose: self.verbose,
+            counters: self.counters,
+            no_reboot: self.no_reboot,
+            log: self.log.unwrap_or_default(),
+        };
+        Ok(Action::Run { config: Box::new(config), options })
+    }
+}
+
+fn read_topology(path: &Path) -> Result<TopologyConfig, CliError> {
+    let text = fs::read_to_string(path).map_err(|source| CliError::Read { path: path.to_owned(), source })?;
+    Ok(TopologyConfig::parse(&path.display().to_string(), &text)?)
+}
+
+/// Reads a `key=value` text. The flag's name is left to clap, which puts it in front of the problem.
+fn keyed<T: FromStr<Err = FlagError>>(text: &str) -> Result<T, FlagProblem> {
+    text.parse().map_err(|error: FlagError| error.problem)
+}
+
+fn serial(text: &str) -> Result<OutputConfig, FlagProblem> {
+    OutputConfig::parse("--serial", text).map_err(|error| error.problem)
+}
+
+fn debug_console(text: &str) -> Result<OutputConfig, FlagProblem> {
+    OutputConfig::parse("--debug-console", text).map_err(|error| error.problem)
+}
+
+/// A command line that asks for nothing that can be done.
+#[derive(Debug, Error)]
+pub enum CliError {
+    /// Wrong usage, or a request for help or version. `clap::Error::exit` prints it and ends the process as fits.
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
+    /// The topology file cannot be read.
+    #[error("topology file {path} cannot be read; give the path of a readable TOML file", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The topology file says something that cannot be.
+    #[error(transparent)]
+    Topology(#[from] TopologyFileError),
+}
+
+#[cfg(test)]
+mod tests;

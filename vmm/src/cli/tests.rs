@@ -1,0 +1,148 @@
+use std::io::Write as _;
+
+use api::config::{Cf8, DeviceKind, LogLevel, TopologyPolicy};
+use clap::error::ErrorKind;
+
+use super::*;
+
+fn parsed(arguments: &str) -> Result<Action, CliError> {
+    parse(std::iter::once("banyan").chain(arguments.split_whitespace()).map(OsString::from))
+}
+
+fn run(arguments: &str) -> (VmConfig, RunOptions) {
+    match parsed(&format!("run {arguments}")) {
+        Ok(Action::Run { config, options }) => (*config, options),
+        other => panic!("{arguments}: {other:?}"),
+    }
+}
+
+fn usage_error(arguments: &str) -> (ErrorKind, String) {
+    match parsed(arguments) {
+        Err(CliError::Usage(error)) => (error.kind(), error.to_string()),
+        other => panic!("{arguments}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_definitions_hold_together() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn a_kernel_alone_gets_the_documented_defaults() {
+    let (config, options) = run("--kernel k");
+    let kernel = KernelConfig { path: "k".into(), ..KernelConfig::default() };
+    assert_eq!(config, VmConfig { payload: Some(Payload::Kernel(kernel)), ..VmConfig::default() });
+    assert_eq!(options, RunOptions::default());
+}
+
+#[test]
+fn every_flag_reaches_the_configuration() {
+    let (config, options) = run(
+        "--kernel k --initramfs i --cmdline -q --load-address 32M --cpus 4 --memory 2G,shared=on --serial off \
+         --device 0000:03:00.0 --device stub,id=a --pcie topology=host,cf8=on --disk a.img --disk b.img,readonly=on \
+         --log level=debug,file=l --no-reboot --counters --debug-exit --debug-console file=d",
+    );
+    let kernel =
+        KernelConfig { path: "k".into(), initramfs: Some("i".into()), cmdline: "-q".to_owned(), load_address: Some(32 << 20) };
+    assert_eq!(config.payload, Some(Payload::Kernel(kernel)));
+    assert_eq!((config.cpus.count, config.memory.size, config.memory.shared), (4, Size(2 << 30), true));
+    assert_eq!((config.serial, config.debug_console), (OutputConfig::Off, Some(OutputConfig::File("d".into()))));
+    assert!(matches!(config.devices.as_slice(), [
+        DeviceConfig { kind: DeviceKind::Vfio(_), .. },
+        DeviceConfig { kind: DeviceKind::Stub(_), .. }
+    ]));
+    assert_eq!(config.pcie, PcieConfig { topology: TopologyPolicy::Host, cf8: Cf8::On });
+    assert_eq!(config.disks.iter().map(|disk| disk.readonly).collect::<Vec<_>>(), [false, true]);
+    let log = LogConfig { level: LogLevel::Debug, file: Some("l".into()) };
+    assert_eq!(options, RunOptions { dry_run: false, verbose: false, counters: true, no_reboot: true, log });
+    assert!(config.debug_exit);
+}
+
+#[test]
+fn a_dry_run_needs_no_kernel() {
+    let (config, options) = run("--dry-run -v");
+    assert_eq!(config.payload, None);
+    assert!(options.dry_run && options.verbose);
+}
+
+#[test]
+fn flags_that_need_or_exclude_each_other_are_named() {
+    for (arguments, kind, part) in [
+        ("run", ErrorKind::MissingRequiredArgument, "--kernel"),
+        ("run --initramfs i --dry-run", ErrorKind::MissingRequiredArgument, "--kernel"),
+        ("run --initramfs i --firmware f", ErrorKind::ArgumentConflict, "--initramfs"),
+        ("run --kernel k --firmware f", ErrorKind::ArgumentConflict, "--firmware"),
+        ("run --kernel k -v", ErrorKind::MissingRequiredArgument, "--dry-run"),
+        ("run --kernel k --memory 1G --memory 2G", ErrorKind::ArgumentConflict, "--memory"),
+        ("run --kernel k --cpus 256", ErrorKind::ValueValidation, "from 1 to 255"),
+        ("run --kernel k --memory 1G,sise=2", ErrorKind::ValueValidation, "did you mean `size`?"),
+        ("run --kernel k --load-address top", ErrorKind::ValueValidation, "`top` is no size"),
+        ("run --kernel k --debug-console pty", ErrorKind::ValueValidation, "`pty` is no place"),
+        ("run --kernel k --device 03:00.0,clique=16", ErrorKind::ValueValidation, "cliques are 0 to 15"),
+        ("run --kernal k", ErrorKind::UnknownArgument, "--kernel"),
+        ("start", ErrorKind::InvalidSubcommand, "start"),
+        ("completions csh", ErrorKind::InvalidValue, "csh"),
+    ] {
+        let (found, text) = usage_error(arguments);
+        assert_eq!(found, kind, "{arguments}: {text}");
+        assert!(text.contains(part), "{arguments}: {text}");
+    }
+}
+
+#[test]
+fn a_topology_file_is_read_and_its_faults_are_named() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    writeln!(file, "[[root-complex]]\nname = \"rc0\"").unwrap();
+    let path = file.path().to_str().unwrap().to_owned();
+    assert!(run(&format!("--dry-run --topology {path}")).0.topology.is_some());
+    writeln!(file, "colour = 1").unwrap();
+    let error = parsed(&format!("run --dry-run --topology {path}")).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("{path}, line 3: ")), "{error}");
+    let error = parsed("run --dry-run --topology /nowhere/a.toml").unwrap_err().to_string();
+    assert!(error.starts_with("topology file /nowhere/a.toml cannot be read"), "{error}");
+}
+
+#[test]
+fn the_help_of_run_names_every_key_default_and_exit_code() {
+    let (kind, text) = usage_error("run --help");
+    assert_eq!(kind, ErrorKind::DisplayHelp);
+    for part in [
+        "[default: 512M]",
+        "[default: stdio]",
+        "hugepages=off|2M|1G",
+        "clique=0..15",
+        "topology=host",
+        "Exit codes:",
+        "triple fault",
+        "128 + S",
+        "Examples:",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    for argument in Cli::command().find_subcommand("run").unwrap().get_arguments() {
+        assert!(argument.get_help().is_some(), "{} has no help", argument.get_id());
+    }
+}
+
+#[test]
+fn completion_scripts_know_commands_and_flags() {
+    for shell in [Shell::Bash, Shell::Elvish, Shell::Fish, Shell::PowerShell, Shell::Zsh] {
+        let mut script = Vec::new();
+        write_completions(shell, &mut script).unwrap();
+        let script = String::from_utf8(script).unwrap();
+        for word in ["run", "demo", "completions", "dry-run", "initramfs", "load-address"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+}
+
+#[test]
+fn the_examples_in_the_help_are_valid() {
+    let lines = RUN_NOTES.replace(",\\\n", ",").replace("\\\n", " ").replace("$(uname -r)", "6").replace('\'', "");
+    let examples: Vec<&str> = lines.lines().filter_map(|line| line.trim().strip_prefix("banyan ")).collect();
+    assert_eq!(examples.len(), 4, "{lines}");
+    for example in examples {
+        parsed(example).unwrap_or_else(|error| panic!("{example}: {error}"));
+    }
+}
