@@ -147,19 +147,20 @@ struct RunArguments {
 
     /// Memory, such as 4G [default: 512M]; keys: size, shared, hugepages, prefault
     ///
-    ///   size=SIZE            bytes, with suffix K, M, G or T; the key may be left out
-    ///   shared=on|off        backed by a file that other processes can map [default: off]
-    ///   hugepages=off|2M|1G  from the host's pool of huge pages [default: off]; `on` with
-    ///                        hugepage_size=2M|1G is the same
-    ///   prefault=on|off      touch every page before the guest starts [default: off]
-    ///   prefault_threads=N   threads that do so [default: one per processor, at most 16]
+    ///   size=SIZE            bytes, with suffix K, M, G or T; a bare SIZE is enough
+    ///   shared=on|off        other processes can map it [default: off]
+    ///   hugepages=off|2M|1G  take it from the host's huge pages [default: off];
+    ///                        hugepages=on,hugepage_size=1G is the same as 1G
+    ///   prefault=on|off      touch every page before the start [default: off]
+    ///   prefault_threads=N   threads that do so [default: one per processor,
+    ///                        at most 16]
     #[arg(long, value_name = "SIZE[,KEY=VALUE...]", value_parser = keyed::<MemoryConfig>, help_heading = MACHINE)]
     #[arg(verbatim_doc_comment)]
     memory: Option<MemoryConfig>,
 
     /// Serial port: stdio, file=PATH or off [default: stdio]
     ///
-    ///   stdio (or tty)       standard input and output; a terminal is in raw mode meanwhile
+    ///   stdio (or tty)       standard input and output, a terminal in raw mode
     ///   file=PATH            output to this file, which is created or emptied
     ///   off (or null)        the port is there and its output is dropped
     #[arg(long, value_name = "WHERE", value_parser = serial, help_heading = MACHINE, verbatim_doc_comment)]
@@ -167,50 +168,61 @@ struct RunArguments {
 
     /// Raw disk image (repeatable), such as root.img; keys: path, readonly, id, serial
     ///
-    ///   path=FILE            the image or block device; the key may be left out
+    ///   path=FILE            the image or block device; a bare FILE is enough
     ///   readonly=on|off      [default: off]
-    ///   id=NAME              name in trees and messages [default: disk0, disk1, ...]
-    ///   serial=TEXT          serial number that the guest reads, up to 20 characters
+    ///   id=NAME              its name in trees [default: disk0, disk1, ...]
+    ///   serial=TEXT          serial number for the guest, up to 20 characters
     #[arg(long = "disk", value_name = "FILE[,KEY=VALUE...]", value_parser = keyed::<DiskConfig>, help_heading = MACHINE)]
     #[arg(verbatim_doc_comment)]
     disks: Vec<DiskConfig>,
 
     /// PCI device (repeatable): a host function such as 0000:03:00.0, or `stub`
     ///
-    /// A host function, bound to vfio-pci:
-    ///   path=PATH            its address or its folder in /sys/bus/pci/devices; the key may be left out
-    ///   id=NAME              name in trees and messages
-    ///   clique=0..15         NVIDIA peer-to-peer clique: devices with one number may reach each other
-    ///   clique_any_vendor=on show the clique on a device that is no NVIDIA display controller
-    ///   on=NAME              the port of the topology file that it hangs on; with device=0..31, function=0..7
-    /// An emulated endpoint, `stub` and these keys besides those above but path:
-    ///   ids=VVVV:DDDD        vendor and device; subsystem=VVVV:DDDD likewise
+    /// A host function that is bound to vfio-pci:
+    ///   path=PATH            address, or folder in /sys/bus/pci/devices; a bare
+    ///                        PATH is enough
+    ///   id=NAME              its name in trees and messages
+    ///   clique=0..15         NVIDIA peer-to-peer clique: devices of one clique
+    ///                        may reach each other
+    ///   clique_any_vendor=on show it on other devices than NVIDIA's GPUs, too
+    ///   on=NAME              the port of the topology file that it hangs on
+    ///   device=N, function=N number on that bus: 0 to 31, 0 to 7
+    ///
+    /// An emulated endpoint has the keys from id on, and these:
+    ///   stub                 comes first
+    ///   ids=VVVV:DDDD        vendor and device
+    ///   subsystem=VVVV:DDDD  subsystem vendor and subsystem
     ///   class=BBSSII         base class, subclass, interface, such as 030200
-    ///   link=SPEED xWIDTH    such as 16GT/s x16
-    ///   bar0=SIZE:KIND       to bar5; KIND is mem32, mem64 or io, then `:prefetchable` where it is
-    ///   msix=N, msi=N, intx=A  how it interrupts: one of the three [default: not at all]
+    ///   link="SPEED xWIDTH"  such as "16GT/s x16"
+    ///   bar0=SIZE:KIND       and so on to bar5; KIND is mem32, mem64 or io, with
+    ///                        `:prefetchable` behind memory that is
+    ///   msix=N, msi=N        vectors, or
+    ///   intx=A               pin A to D [default: no interrupt]
     ///   flr=on|off           function-level reset [default: on]
-    ///   dma=on|off           a copy engine and a doorbell in the first page of BAR 0 [default: off]
+    ///   dma=on|off           copy engine and doorbell in the first page of BAR 0
+    ///                        [default: off]
     #[arg(long = "device", value_name = "DEVICE[,KEY=VALUE...]", value_parser = keyed::<DeviceConfig>, help_heading = PCIE)]
     #[arg(verbatim_doc_comment)]
     devices: Vec<DeviceConfig>,
 
     /// Shape of the hierarchy; keys: topology, cf8
     ///
-    ///   topology=root-ports  each device behind a root port of its own [default]
-    ///   topology=host        the root ports and switches above the devices on the host
+    ///   topology=root-ports  each device behind its own root port [default]
+    ///   topology=host        the host's root ports and switches above the devices
     ///   topology=flat        all devices on the root bus
-    ///   cf8=auto|on|off      configuration access by ports 0xCF8/0xCFC [default: auto, which is on
-    ///                        for firmware only; kernels use ECAM]
+    ///   cf8=auto|on|off      configuration access by ports 0xCF8 and 0xCFC
+    ///                        [default: auto: with firmware only, as kernels use ECAM]
     #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>, help_heading = PCIE, verbatim_doc_comment)]
     pcie: Option<PcieConfig>,
 
     /// File with root complexes, ports and devices (TOML)
     ///
     ///   [[root-complex]]     name; segment, node, bus
-    ///   [[port]]             name, kind (root-port, upstream-port, downstream-port), on;
-    ///                        device, function, ids, subsystem, link
-    ///   [[device]]           name, on and the keys of --device
+    ///   [[port]]             name, on, kind (root-port, upstream-port,
+    ///                        downstream-port); device, function, ids,
+    ///                        subsystem, link
+    ///   [[device]]           name, on and the keys of --device; the word stub
+    ///                        is kind = "stub"
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = PCIE, verbatim_doc_comment)]
     topology: Option<PathBuf>,
 
@@ -232,8 +244,9 @@ struct RunArguments {
 
     /// What is logged, such as debug; keys: level, file [default: warn, to standard error]
     ///
-    ///   level=LEVEL          off, error, warn, info, debug or trace; the key may be left out
-    ///   file=PATH            append to this file instead of writing to standard error
+    ///   level=LEVEL          off, error, warn, info, debug or trace; a bare LEVEL
+    ///                        is enough
+    ///   file=PATH            append to this file
     #[arg(long, value_name = "LEVEL[,KEY=VALUE...]", value_parser = keyed::<LogConfig>, help_heading = RUN)]
     #[arg(verbatim_doc_comment)]
     log: Option<LogConfig>,
@@ -242,7 +255,7 @@ struct RunArguments {
     #[arg(long, value_name = "WHERE", value_parser = debug_console, help_heading = RUN)]
     debug_console: Option<OutputConfig>,
 
-    /// A write of N to port 0xF4 ends the process with exit code (N << 1) | 1
+    /// A guest's write of N to port 0xF4 ends the process with exit code 2 * N + 1
     #[arg(long, help_heading = RUN)]
     debug_exit: bool,
 }
@@ -260,34 +273,37 @@ Examples:
 
 const RUN_NOTES: &str = "\
 Values:
-  Keys are written with - or _, each once. A value that holds a comma stands in double quotes
-  (for the shell: --disk 'path=\"a,b.img\"'). [A,B] is a list.
+  Keys are written with - or _, each once. A value that holds a comma stands
+  in double quotes, for the shell as --disk 'path=\"a,b.img\"'. [A,B] is a list.
 
 Exit codes:
-  0        the guest powered off
-  1        an error, before the start or while the guest ran; standard error says which
-  2        the command line is wrong
-  4        the guest reset itself and --no-reboot was given
-  6        triple fault: the guest's processor had no way to go on
-  8        KVM could not go on, for example with an instruction that it does not emulate
-  odd      with --debug-exit: (N << 1) | 1, where N is what the guest wrote to port 0xF4
-  128 + S  ended by signal S: 129 SIGHUP, 130 SIGINT, 143 SIGTERM
+  0      the guest powered off
+  1      an error, before the start or later; standard error says which
+  2      the command line is wrong
+  4      the guest reset itself and --no-reboot was given
+  6      triple fault: the guest's processor had no way to go on
+  8      KVM could not go on, as with an instruction that it does not emulate
+  odd    with --debug-exit: 2 * N + 1, N being what the guest wrote to port 0xF4
+  128+S  ended by signal S: 129 SIGHUP, 130 SIGINT, 143 SIGTERM
 
 Examples:
   A Debian kernel with its initramfs, on this terminal:
     banyan run --kernel /boot/vmlinuz-$(uname -r) --initramfs initrd.img \\
-        --cmdline 'console=ttyS0' --cpus 2 --memory 2G
+        --cmdline console=ttyS0 --cpus 2 --memory 2G
 
   A GPU and a NIC of the host, below the same switches as on the host:
-    banyan run --kernel vmlinuz --initramfs initrd.img --cmdline 'console=ttyS0' --memory 64G,hugepages=1G \\
-        --pcie topology=host --device 0000:03:00.0,id=gpu0,clique=0 --device 0000:04:00.0,id=nic0
+    banyan run --kernel vmlinuz --initramfs initrd.img \\
+        --cmdline console=ttyS0 --memory 64G,hugepages=1G \\
+        --pcie topology=host --device 0000:03:00.0,id=gpu0,clique=0 \\
+        --device 0000:04:00.0,id=nic0
 
   What that guest would see, without starting it:
-    banyan run --dry-run -v --pcie topology=host --device 0000:03:00.0 --device 0000:04:00.0
+    banyan run --dry-run -v --pcie topology=host \\
+        --device 0000:03:00.0 --device 0000:04:00.0
 
   An emulated GPU, on any machine:
-    banyan run --dry-run -v --device stub,id=gpu0,ids=10de:20b8,class=030200,\\
-bar0=16M:mem32,bar1=128G:mem64:prefetchable,msix=8,clique=0";
+    banyan run --dry-run -v --device stub,id=gpu0,ids=10de:20b8,\\
+class=030200,bar0=16M:mem32,bar1=128G:mem64:prefetchable,msix=8,clique=0";
 
 impl RunArguments {
     fn action(self) -> Result<Action, CliError> {

@@ -38,20 +38,19 @@ fn a_kernel_alone_gets_the_documented_defaults() {
 
 #[test]
 fn every_flag_reaches_the_configuration() {
-    let (config, options) = run(
-        "--kernel k --initramfs i --cmdline -q --load-address 32M --cpus 4 --memory 2G,shared=on --serial off \
+    let (config, options) =
+        run("--kernel k --initramfs i --cmdline -q --load-address 32M --cpus 4 --memory 2G,shared=on --serial off \
          --device 0000:03:00.0 --device stub,id=a --pcie topology=host,cf8=on --disk a.img --disk b.img,readonly=on \
-         --log level=debug,file=l --no-reboot --counters --debug-exit --debug-console file=d",
-    );
+         --log level=debug,file=l --no-reboot --counters --debug-exit --debug-console file=d");
     let kernel =
         KernelConfig { path: "k".into(), initramfs: Some("i".into()), cmdline: "-q".to_owned(), load_address: Some(32 << 20) };
     assert_eq!(config.payload, Some(Payload::Kernel(kernel)));
     assert_eq!((config.cpus.count, config.memory.size, config.memory.shared), (4, Size(2 << 30), true));
     assert_eq!((config.serial, config.debug_console), (OutputConfig::Off, Some(OutputConfig::File("d".into()))));
-    assert!(matches!(config.devices.as_slice(), [
-        DeviceConfig { kind: DeviceKind::Vfio(_), .. },
-        DeviceConfig { kind: DeviceKind::Stub(_), .. }
-    ]));
+    assert!(matches!(
+        config.devices.as_slice(),
+        [DeviceConfig { kind: DeviceKind::Vfio(_), .. }, DeviceConfig { kind: DeviceKind::Stub(_), .. }]
+    ));
     assert_eq!(config.pcie, PcieConfig { topology: TopologyPolicy::Host, cf8: Cf8::On });
     assert_eq!(config.disks.iter().map(|disk| disk.readonly).collect::<Vec<_>>(), [false, true]);
     let log = LogConfig { level: LogLevel::Debug, file: Some("l".into()) };
@@ -115,7 +114,7 @@ fn the_help_of_run_names_every_key_default_and_exit_code() {
         "topology=host",
         "Exit codes:",
         "triple fault",
-        "128 + S",
+        "128+S",
         "Examples:",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
