@@ -13,6 +13,7 @@ mod plan;
 mod planner;
 mod sizing;
 mod spec;
+mod tree;
 mod windows;
 
 pub use apertures::{Apertures, Pool, Shortage};
@@ -22,6 +23,7 @@ pub use plan::{
 };
 pub use planner::PlanError;
 pub use spec::{EndpointSpec, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, RootComplexSpec, Topology};
+pub use tree::Tree;
 
 pub use crate::intx::IntxRoute;
 

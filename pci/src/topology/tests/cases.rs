@@ -145,3 +145,60 @@ fn eight_gpus_with_512_gib_fit_in_46_bits() {
     let plan = planned(&ports_with(8, &gpu(512 * GIB)), &roomy());
     assert_eq!(plan.notes, [], "there is room for the plain rule");
 }
+
+#[test]
+fn small_prefetchable_bars_make_room_only_where_there_is_none() {
+    let topology = ports_with(8, &gpu(256 * GIB));
+    let tight = Apertures { mem64: vec![Window { base: 1 << 41, limit: (1 << 42) - 1 }], address_bits: 42, ..roomy() };
+    let plan = planned(&topology, &tight);
+    let moved: Vec<Note> =
+        (0..8).map(|index| Note::PrefetchableBelow4G { function: Name(format!("gpu{index}")), bar: 3 }).collect();
+    assert_eq!(plan.notes, moved);
+    let memory = port_of(&plan, "rp7").windows.memory.unwrap();
+    assert!(memory.contains(endpoint_of(&plan, "gpu7").bars[3].unwrap(), 32 * MIB));
+    assert_eq!(planned(&topology, &roomy()).notes, []);
+}
+
+#[test]
+fn small_prefetchable_bars_do_not_move_where_the_low_hole_is_full() {
+    let tight = Apertures {
+        mem32: vec![Window { base: 0xC000_0000, limit: 0xC800_0000 - 1 }],
+        mem64: vec![Window { base: 1 << 41, limit: (1 << 42) - 1 }],
+        address_bits: 42,
+    };
+    let shortage = shortage(&ports_with(8, &gpu(256 * GIB)), &tight);
+    assert_eq!((shortage.pool, shortage.enough_bits), (Pool::Memory64, Some(43)));
+}
+
+#[test]
+fn without_a_64_bit_aperture_small_devices_live_below_4_gib() {
+    let space = Apertures { mem64: Vec::new(), ..roomy() };
+    let plan = planned(&ports_with(4, &[mem64(64 * MIB), mem64(MIB)]), &space);
+    assert_eq!(plan.notes.len(), 8);
+}
+
+#[test]
+fn a_large_bar_that_is_not_prefetchable_is_refused_for_want_of_low_space() {
+    let nodes = vec![root_port("rp", "rc0"), endpoint("e", "rp", &[mem64_plain(4 * GIB)])];
+    let shortage = shortage(&topology(nodes), &roomy());
+    assert_eq!((shortage.pool, shortage.bar, shortage.enough_bits), (Pool::Memory32, 0, None));
+}
+
+#[test]
+fn bars_smaller_than_a_page_share_none() {
+    let sub_page = [BarSpec { size: 16, ..mem32(16) }, mem32(256)];
+    let nodes = vec![endpoint("a", "rc0", &sub_page), root_port("rp", "rc0"), endpoint("b", "rp", &sub_page)];
+    let plan = planned(&topology(nodes), &roomy());
+    let mut pages: Vec<u64> = placed_bars(&plan).into_iter().map(|(_, _, _, at)| at / 4096).collect();
+    pages.sort_unstable();
+    pages.dedup();
+    assert_eq!(pages.len(), 4);
+}
+
+#[test]
+fn nothing_is_placed_at_address_0() {
+    let space = Apertures { mem32: vec![Window { base: 0, limit: 64 * MIB - 1 }], ..roomy() };
+    let plan = planned(&topology(vec![endpoint("a", "rc0", &[mem32(4096)])]), &space);
+    assert_eq!(endpoint_of(&plan, "a").bars[0], Some(4096));
+    assert_eq!(plan.root_complexes[0].mem32, space.mem32);
+}

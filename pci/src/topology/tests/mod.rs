@@ -2,6 +2,9 @@
 
 mod cases;
 mod places;
+mod properties;
+mod roots;
+mod trees;
 
 use super::*;
 use crate::bar::{BarKind, BarSpec};
