@@ -4,7 +4,6 @@
 //! |---|---|
 //! | which guest addresses are RAM, ECAM, windows for BARs | [`memory_map`] |
 //! | which I/O ports exist | [`ports`] |
-//! | which global system interrupt an INTx pin drives | [`intx`] |
 //! | where boot structures lie below 1 MiB | [`x86_64::layout`] |
 //! | what a processor reports and starts with | [`x86_64::cpuid`], [`x86_64::regs`], [`x86_64::msrs`] |
 //! | what a kernel is handed | [`x86_64::boot_params`], [`x86_64::pvh`], [`x86_64::e820`], [`x86_64::bzimage`], [`x86_64::initrd`] |
@@ -13,7 +12,6 @@
 //! Everything here returns bytes or plain structures. The caller writes them into guest memory and into KVM.
 #![forbid(unsafe_code)]
 
-pub mod intx;
 pub mod memory_map;
 pub mod ports;
 pub mod x86_64;

@@ -120,7 +120,7 @@ pub struct MemoryMapRequest {
     pub reserved: Vec<Range>,
     /// Size of the firmware image in bytes, 0 for none. The image ends at 4 GiB.
     pub firmware_size: u64,
-    /// PCI segments, one entry each. Segment 0 must be among them if there are any.
+    /// PCI segments, one entry each.
     pub segments: Vec<SegmentBuses>,
 }
 

@@ -6,8 +6,10 @@
 use core::ops::RangeInclusive;
 
 use acpi_tables::{Aml, mcfg::MCFG, rsdp::Rsdp, sdt::Sdt, xsdt::XSDT};
+use pci::intx::IntxRoute;
 
 use crate::memory_map::{MemoryMap, Range};
+use crate::x86_64::layout;
 
 mod dsdt;
 mod fadt;
@@ -53,7 +55,7 @@ pub struct RootBridge {
     pub io: Option<Range>,
     /// Memory node it is near to, `_PXM`. The node must be among [`AcpiInputs::nodes`].
     pub proximity: Option<u32>,
-    /// INTx of the devices on the root bus; those behind bridges arrive here swizzled ([`crate::intx::swizzle`]).
+    /// INTx of the devices on the root bus; those behind bridges arrive here swizzled ([`pci::intx::swizzle`]).
     pub prt: Vec<PrtEntry>,
 }
 
@@ -64,7 +66,7 @@ pub struct PrtEntry {
     pub device: u8,
     /// Pin, 0 for INTA to 3 for INTD.
     pub pin: u8,
-    /// Global system interrupt, [`crate::intx::intx_gsi`].
+    /// Global system interrupt, as [`pci::intx::gsi`] has it.
     pub gsi: u32,
 }
 
@@ -72,7 +74,11 @@ impl PrtEntry {
     /// The four rows of one device.
     #[must_use]
     pub fn of_device(device: u8) -> [PrtEntry; 4] {
-        [0, 1, 2, 3].map(|pin| PrtEntry { device, pin, gsi: crate::intx::intx_gsi(device, pin) })
+        [0, 1, 2, 3].map(|pin| {
+            // Which root complex it is makes no difference: all share the inputs.
+            let gsi = pci::intx::gsi(IntxRoute { root_complex: 0, device, pin });
+            PrtEntry { device, pin, gsi }
+        })
     }
 }
 
@@ -98,16 +104,26 @@ impl Node {
 /// The tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcpiTables {
-    /// The root pointer, to be written where [`crate::x86_64::layout::RSDP`] says.
+    /// The root pointer, to be written where [`layout::RSDP`] says.
     pub rsdp: Vec<u8>,
     /// All other tables, to be written at the address they were built for.
     pub bytes: Vec<u8>,
 }
 
-/// Builds the tables for the address `at`, a multiple of 16.
+/// The tables where a direct boot has them: bytes and the address they go to.
 ///
-/// The caller checks that they fit there: [`crate::x86_64::layout::ACPI_TABLES`] has room for 128 KiB, which 255
-/// processors and 64 root bridges do not fill.
+/// # Errors
+/// If they do not fit [`layout::ACPI_TABLES`], which 255 processors with 64 root bridges do not fill by half.
+pub fn memory(inputs: &AcpiInputs<'_>) -> Result<[(u64, Vec<u8>); 2], AcpiError> {
+    let built = tables(inputs, layout::ACPI_TABLES.start);
+    let (len, room) = (built.bytes.len(), layout::ACPI_TABLES.len());
+    if len as u64 > room {
+        return Err(AcpiError::TooLarge { len, room, root_bridges: inputs.root_bridges.len() });
+    }
+    Ok([(layout::ACPI_TABLES.start, built.bytes), (layout::RSDP, built.rsdp)])
+}
+
+/// Builds the tables for the address `at`, a multiple of 16. Whether they fit there is the caller's to check.
 #[must_use]
 pub fn tables(inputs: &AcpiInputs<'_>, at: u64) -> AcpiTables {
     let mut blob = Blob { at, bytes: Vec::with_capacity(8 << 10) };
@@ -160,6 +176,23 @@ fn mcfg(map: &MemoryMap) -> MCFG {
         mcfg.add_ecam(ecam.range.start, ecam.segment, 0, ecam.last_bus);
     }
     mcfg
+}
+
+/// Why the tables cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AcpiError {
+    /// They are larger than their place.
+    #[error(
+        "the ACPI tables take {len} bytes with {root_bridges} PCI root complexes, there is room for {room}: use fewer root complexes"
+    )]
+    TooLarge {
+        /// Bytes of the tables.
+        len: usize,
+        /// Bytes there are.
+        room: u64,
+        /// Root bridges described.
+        root_bridges: usize,
+    },
 }
 
 #[cfg(test)]

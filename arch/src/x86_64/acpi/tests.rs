@@ -304,19 +304,22 @@ fn osc_grants_native_hot_plug_pme_aer_and_the_capability_and_refuses_shpc() {
 }
 
 #[test]
-fn a_large_machine_fits_the_place_of_the_tables() {
+fn a_large_machine_fits_the_place_of_the_tables_and_a_huge_one_is_refused() {
     let map = map(64 * GIB, &[(0, 255), (1, 255), (2, 255), (3, 255)]);
-    let bridges: Vec<RootBridge> = (0..64)
+    let bridges: Vec<RootBridge> = (0..1000)
         .map(|uid| {
             let mut bridge = bridge(uid, 0, 0..=3);
+            bridge.mem32 = vec![Range { start: 0x8000_0000, end: 0x9000_0000 }];
             bridge.proximity = Some(0);
             bridge.prt = (0..32).flat_map(PrtEntry::of_device).collect();
             bridge
         })
         .collect();
     let nodes = [Node::whole(255, &map)];
-    let inputs = AcpiInputs { cpus: 255, map: &map, serial: true, root_bridges: &bridges, nodes: &nodes };
-    let built = tables(&inputs, AT);
-    Found::new(&built, AT);
-    assert!((built.bytes.len() as u64) < layout::ACPI_TABLES.len() / 2, "{} bytes", built.bytes.len());
+    let inputs = |count| AcpiInputs { cpus: 255, map: &map, serial: true, root_bridges: &bridges[..count], nodes: &nodes };
+    let [(at, bytes), (rsdp_at, rsdp)] = memory(&inputs(64)).unwrap();
+    assert_eq!((at, rsdp_at), (layout::ACPI_TABLES.start, layout::RSDP));
+    assert!((bytes.len() as u64) < layout::ACPI_TABLES.len() / 2, "{} bytes", bytes.len());
+    assert!(Found::new(&AcpiTables { rsdp, bytes }, at).get(b"SRAT").is_some());
+    assert!(matches!(memory(&inputs(1000)), Err(AcpiError::TooLarge { room: 0x2_0000, root_bridges: 1000, .. })));
 }
