@@ -3,8 +3,10 @@
 //! | question | module |
 //! |---|---|
 //! | what answers at the fixed I/O ports (serial line, power, debug)? | [`legacy`] |
+//! | what does an emulated endpoint for tests and demonstrations do? | [`stub`] |
 //!
 //! Devices know neither KVM nor the configuration that asked for them. They reach interrupts and memory through the
 //! seams of [`pci::seams`].
 
 pub mod legacy;
+pub mod stub;
