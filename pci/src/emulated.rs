@@ -379,3 +379,6 @@ pub enum EmulatedError {
     #[error("no 8 free bytes in configuration space for the clique capability: leave out another capability")]
     CliqueRoom,
 }
+
+#[cfg(test)]
+mod tests;

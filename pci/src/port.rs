@@ -5,12 +5,12 @@
 //! |---|---|---|---|---|
 //! | PCI Express version 2 | 0x40 | type 4 | type 5 | type 6 |
 //! | MSI, 64-bit, maskable, 1 vector | 0x80 | yes | no | yes |
-//! | subsystem ids | 0xA0 | own | host's or own | host's or own |
+//! | subsystem ids, unless 0 | 0xA0 | own | host's or own | host's or own |
 //! | AER | 0x100 | with root registers | yes | yes |
 //! | ACS, control 0 at reset | 0x150 | yes | no | yes |
 //!
 //! There is no I/O window, no ASPM, no LTR, no power management and no slot: ports never leave D0, and nothing is added or
-//! removed while they run. Disabling the link has the effect of a secondary bus reset that is held: nothing below answers.
+//! removed while they run, so that nothing interrupts. Disabling the link has the effect of a secondary bus reset that is held: nothing below answers.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl Port {
     pub fn new(planned: &PlannedFunction, port: &PlannedPort, msi: Arc<dyn MsiPort>) -> Result<Self, PortError> {
         let error = |source| PortError::Layout { name: planned.name.clone(), source };
         let kind = port.spec.kind;
-        let ids = port.spec.ids.unwrap_or_else(|| own_ids(kind));
+        let ids = Ids { class: ClassCode::BRIDGE, ..port.spec.ids.unwrap_or_else(|| own_ids(kind)) };
         // Only root ports have services that interrupt; a hot-plug slot would be another.
         let interrupt_pin = u8::from(kind == PortKind::Root);
         let header = Type1 { ids: &ids, interrupt_pin, multifunction: planned.multifunction };
@@ -77,7 +77,9 @@ impl Port {
             let state = Msi::new(1, true).map_err(|source| PortError::Msi { name: planned.name.clone(), source })?;
             messages.msi = Some((state.clone(), builder.capability_at(MSI, &MsiLayout::from(&state)).map_err(error)?));
         }
-        builder.capability_at(SUBSYSTEM, &Subsystem::from(&ids)).map_err(error)?;
+        if (ids.subsystem_vendor, ids.subsystem) != (0, 0) {
+            builder.capability_at(SUBSYSTEM, &Subsystem::from(&ids)).map_err(error)?;
+        }
         let aer = if kind == PortKind::Root { AerKind::RootPort } else { AerKind::SwitchPort };
         builder.extended_at(AER, &Aer(aer)).map_err(error)?;
         if kind != PortKind::Upstream {
@@ -225,3 +227,6 @@ pub enum PortError {
         source: MsiVectorsError,
     },
 }
+
+#[cfg(test)]
+mod tests;

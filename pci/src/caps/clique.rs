@@ -115,3 +115,84 @@ pub enum CliqueError {
         class: u32,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Reg;
+    use crate::caps::Vendor;
+    use crate::config::{ConfigBuilder, Type0};
+    use crate::ids::ClassCode;
+
+    /// A list with a capability of `len` bytes at each offset, the clique placed and linked behind them.
+    fn with_clique(list: &[(u8, usize)], clique: Clique) -> (Option<u8>, Option<u8>) {
+        let header = Type0 { ids: &Ids::default(), interrupt_pin: 0, multifunction: false, memory: true, io: false };
+        let mut builder = ConfigBuilder::type0(&header);
+        for (at, len) in list {
+            builder.capability_at(*at, &Vendor(vec![0x50; len - 3])).unwrap();
+        }
+        let at = place(builder.extents());
+        if let Some(at) = at {
+            builder.capability_at(at, &clique).unwrap();
+        }
+        let space = builder.build();
+        (at, decode(|at| space.read(Reg::containing(at.into()))))
+    }
+
+    #[test]
+    fn the_driver_finds_the_clique_wherever_there_is_room() {
+        for (what, list, expected) in [
+            ("an empty list", vec![], Some(0xC8)),
+            ("MSI-X at 0xC8", vec![(0xC8, 12)], Some(0xD4)),
+            ("a capability that reaches into 0xC8", vec![(0xC0, 12)], Some(0xD4)),
+            ("both preferred places taken", vec![(0xC8, 12), (0xD4, 8)], Some(0x40)),
+            ("both taken by one capability, and the start as well", vec![(0xC0, 0x40), (0x40, 0x44)], Some(0x84)),
+            ("a list that ends at 0xFC", vec![(0x40, 0x88), (0xFC, 4)], Some(0xC8)),
+            ("room for four bytes only", vec![(0x40, 0xBC)], None),
+        ] {
+            for id in 0..16 {
+                let clique = Clique::new(id).unwrap();
+                assert_eq!(with_clique(&list, clique), (expected, expected.map(|_| id)), "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_capability_has_the_documented_bytes() {
+        assert_eq!(Clique::new(0).unwrap().dwords(), [0x5008_0009, 0x0000_5032]);
+        assert_eq!(Clique::new(15).unwrap().dwords(), [0x5008_0009, 0x0078_5032]);
+    }
+
+    #[test]
+    fn a_list_that_loops_or_has_another_version_gives_no_clique() {
+        assert_eq!(decode(|at| if at == 0x34 { 0x40 } else { 0x4009 }), None);
+        assert_eq!(decode(|at| if at == 0x34 { 0x40 } else { 0xFFFF_FFFF }), None);
+        let versioned = |at| match at {
+            0x34 => 0x40,
+            0x40 => DWORD_0,
+            _ => SIGNATURE | 1 << 16,
+        };
+        assert_eq!(decode(versioned), None);
+    }
+
+    #[test]
+    fn an_id_above_15_is_refused_with_the_limit() {
+        let error = Clique::new(16).unwrap_err();
+        assert_eq!(error.to_string(), "clique 16 is out of range: the field has 4 bits, take 0 to 15");
+    }
+
+    #[test]
+    fn only_nvidia_gpus_have_a_clique_unless_any_vendor_may() {
+        let ids = |vendor, class| Ids { vendor, class: ClassCode::new(class), ..Ids::default() };
+        for (ids, gpu) in [
+            (ids(0x10DE, 0x03_0200), true),
+            (ids(0x10DE, 0x03_0000), true),
+            (ids(0x10DE, 0x06_8000), false),
+            (ids(0x15B3, 0x02_0000), false),
+            (ids(0x1002, 0x03_0000), false),
+        ] {
+            assert_eq!(check(&ids, false).is_ok(), gpu, "{ids:?}");
+            assert_eq!(check(&ids, true), Ok(()));
+        }
+    }
+}

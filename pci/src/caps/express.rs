@@ -207,3 +207,89 @@ impl Express {
         [RegDef::read_only(max.supported_vector()), control]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{LinkRate, LinkSpeed, LinkWidth};
+
+    fn registers(kind: ExpressType, link: Link, link_up: bool) -> Vec<u32> {
+        let express = Express { kind, link, link_up, port_number: 9, flr: true, atomic_completers: 7 };
+        express.layout().iter().map(|def| def.reset).collect()
+    }
+
+    fn rate(speed: u8, lanes: u8) -> LinkRate {
+        LinkRate { speed: LinkSpeed::from_encoding(speed).unwrap(), width: LinkWidth::new(lanes).unwrap() }
+    }
+
+    const ALL: [ExpressType; 5] = [
+        ExpressType::Endpoint,
+        ExpressType::RootPort,
+        ExpressType::UpstreamPort,
+        ExpressType::DownstreamPort,
+        ExpressType::RootComplexEndpoint,
+    ];
+
+    #[test]
+    fn the_four_link_registers_agree() {
+        for speed in 1..=6u8 {
+            for lanes in [1u8, 2, 4, 8, 12, 16, 32] {
+                let link = Link { current: rate(1, 1), ..Link::at(rate(speed, lanes)) };
+                for kind in &ALL[..4] {
+                    let read = registers(*kind, link, true);
+                    let (speed, lanes) = (u32::from(speed), u32::from(lanes));
+                    assert_eq!(read[3] & 0x3FF, speed | lanes << 4, "maximum");
+                    assert_eq!(read[4] >> 16 & 0x3FF, 1 | 1 << 4, "current");
+                    assert_eq!(read[11], (1 << (speed + 1)) - 2, "supported speeds");
+                    assert_eq!(read[12] & 0xF, speed, "target");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_kind_has_its_own_bits() {
+        // Type, link active reporting, link active, completers and routing, function-level reset.
+        let expected = [(0, 0, 0, 0, 1), (4, 1, 1, 7 << 1, 0), (5, 0, 0, 1, 0), (6, 1, 1, 1, 0), (9, 0, 0, 0, 1)];
+        for (kind, expected) in ALL.into_iter().zip(expected) {
+            let read = registers(kind, Link::default(), true);
+            let bits = (read[0] >> 20, read[3] >> 20 & 1, read[4] >> 29 & 1, read[9] >> 6 & 0xF, read[1] >> 28 & 1);
+            assert_eq!(bits, expected, "{kind:?}");
+            assert_eq!((read.len() * 4, read[0] >> 16 & 0xF), (reg::LEN.into(), 2));
+        }
+    }
+
+    #[test]
+    fn what_is_not_emulated_is_not_offered() {
+        for kind in ALL {
+            let read = registers(kind, Link::default(), true);
+            let (aspm, clock_power, notification) = (read[3] >> 10 & 3, read[3] >> 18 & 1, read[3] >> 21 & 1);
+            assert_eq!((aspm, clock_power, notification), (0, 0, 0), "link capabilities of {kind:?}");
+            let (ari, ltr, ten_bit_tags) = (read[9] >> 5 & 1, read[9] >> 11 & 1, read[9] >> 16 & 3);
+            assert_eq!((ari, ltr, ten_bit_tags), (0, 0, 0), "device capabilities 2 of {kind:?}");
+        }
+    }
+
+    #[test]
+    fn an_integrated_endpoint_has_no_link_registers() {
+        let read = registers(ExpressType::RootComplexEndpoint, Link::default(), true);
+        assert_eq!([read[3], read[4], read[11], read[12]], [0; 4]);
+    }
+
+    #[test]
+    fn a_link_without_a_partner_is_down() {
+        for kind in [ExpressType::RootPort, ExpressType::DownstreamPort] {
+            let status = registers(kind, Link::default(), false)[4];
+            assert_eq!((status & reg::LINK_ACTIVE, status >> 16 & 0x3FF), (0, 1));
+        }
+    }
+
+    #[test]
+    fn the_payload_size_is_the_link_s() {
+        for encoded in 0..6u8 {
+            let link = Link { max_payload: encoded, max_payload_supported: 5, ..Link::default() };
+            let read = registers(ExpressType::UpstreamPort, link, true);
+            assert_eq!((read[1] & 7, read[2] >> 5 & 7), (5, encoded.into()));
+        }
+    }
+}

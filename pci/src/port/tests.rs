@@ -1,0 +1,206 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::access::Lanes;
+use crate::address::Sbdf;
+use crate::caps::{id, walk};
+use crate::ext_caps::walk_extended;
+use crate::function::FunctionId;
+use crate::link::Link;
+use crate::testing::FakeMsi;
+use crate::topology::{Parent, PlannedKind, PortSpec, Window, Windows};
+
+const KINDS: [PortKind; 3] = [PortKind::Root, PortKind::Upstream, PortKind::Downstream];
+
+const WINDOWS: Windows = Windows {
+    memory: Some(Window { base: 0xE000_0000, limit: 0xE00F_FFFF }),
+    prefetchable: Some(Window { base: 0x20_0000_0000, limit: 0x3F_FFFF_FFFF }),
+};
+
+fn build(kind: PortKind, ids: Option<Ids>) -> Port {
+    let spec = PortSpec { kind, ids, link: Link::default(), atomic_completers: 3 };
+    let buses = BusRange { secondary: 1, subordinate: 4 };
+    let port = PlannedPort { spec, buses, windows: WINDOWS, slot: 0x103, occupied: true };
+    let planned = PlannedFunction {
+        id: FunctionId(0),
+        name: "port".into(),
+        on: Parent::RootComplex(0),
+        at: Sbdf::default(),
+        multifunction: true,
+        kind: PlannedKind::Port(port.clone()),
+    };
+    Port::new(&planned, &port, Arc::new(FakeMsi::default())).unwrap()
+}
+
+fn read(port: &Port, offset: u16) -> u32 {
+    port.config_read(Reg::containing(offset))
+}
+
+fn write(port: &mut Port, offset: u16, value: u32) -> Changes {
+    port.config_write(Access::dword(offset), value)
+}
+
+/// Everything that a write can change in any port: offset, bits.
+const KEPT: [(u16, u32); 29] = [
+    (0x04, 0x0000_0546),
+    (0x0C, 0x0000_00FF),
+    (0x18, 0x00FF_FFFF),
+    (0x20, 0xFFF0_FFF0),
+    (0x24, 0xFFF0_FFF0),
+    (0x28, 0xFFFF_FFFF),
+    (0x2C, 0xFFFF_FFFF),
+    (0x3C, 0x005F_00FF),
+    // Device control, link control with the link-active bit that follows link disable, root control, control 2.
+    (0x48, 0x0000_71EF),
+    (0x50, 0x2000_00D3),
+    (0x5C, 0x0000_000F),
+    (0x68, 0x0000_0090),
+    (0x70, 0x0000_000F),
+    // MSI.
+    (0x80, 0x0071_0000),
+    (0x84, 0xFFFF_FFFC),
+    (0x88, 0xFFFF_FFFF),
+    (0x8C, 0x0000_FFFF),
+    (0x90, 0x0000_0001),
+    // AER: masks, severities, root command.
+    (0x108, 0x017F_F010),
+    (0x10C, 0x017F_F010),
+    (0x114, 0x0000_71C1),
+    (0x12C, 0x0000_0007),
+    // ACS.
+    (0x154, 0x005F_0000),
+    // What only the device sets: nothing to see here.
+    (0x1C, 0),
+    (0x30, 0),
+    (0x34, 0),
+    (0x60, 0),
+    (0x104, 0),
+    (0x130, 0),
+];
+
+fn kept(offset: u16) -> u32 {
+    KEPT.iter().find(|(at, _)| *at == offset).map_or(0, |(_, bits)| *bits)
+}
+
+#[test]
+fn registers_keep_exactly_the_bits_of_the_contract() {
+    for kind in KINDS {
+        for (offset, bits) in KEPT {
+            let mut port = build(kind, None);
+            let before = read(&port, offset);
+            write(&mut port, offset, 0xFFFF_FFFF);
+            let ones = read(&port, offset);
+            write(&mut port, offset, 0);
+            let took = ones & !read(&port, offset);
+            assert_eq!((before ^ ones) & !bits, 0, "{kind:?} {offset:#x}");
+            if kind == PortKind::Root {
+                // A root port has no AtomicOp egress blocking; the link-active bit falls and rises the other way round.
+                let missing = match offset {
+                    0x50 => 0x2000_0000,
+                    0x68 => 0x80,
+                    _ => 0,
+                };
+                assert_eq!(took, bits & !missing, "{offset:#x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_kind_shows_its_capabilities_at_fixed_places() {
+    for (kind, standard, extended) in [
+        (PortKind::Root, vec![(id::EXPRESS, EXPRESS), (id::MSI, MSI), (id::SUBSYSTEM, SUBSYSTEM)], vec![AER, ACS]),
+        (PortKind::Upstream, vec![(id::EXPRESS, EXPRESS), (id::SUBSYSTEM, SUBSYSTEM)], vec![AER]),
+        (PortKind::Downstream, vec![(id::EXPRESS, EXPRESS), (id::MSI, MSI), (id::SUBSYSTEM, SUBSYSTEM)], vec![AER, ACS]),
+    ] {
+        let port = build(kind, None);
+        let found: Vec<(u8, u8)> = walk(|at| read(&port, at.into())).iter().map(|c| (c.id, c.offset)).collect();
+        assert_eq!(found, standard, "{kind:?}");
+        let found: Vec<u16> = walk_extended(|at| read(&port, at)).iter().map(|c| c.offset).collect();
+        assert_eq!(found, extended, "{kind:?}");
+    }
+}
+
+#[test]
+fn host_ids_are_shown_with_the_class_of_a_bridge() {
+    let ids = Ids { vendor: 0x1000, device: 0xC030, subsystem_vendor: 0x1000, subsystem: 0x1001, ..Ids::default() };
+    let port = build(PortKind::Upstream, Some(ids));
+    assert_eq!([0x00, 0x08, 0xA4].map(|at| read(&port, at)), [0xC030_1000, 0x0604_0000, 0x1001_1000]);
+    let port = build(PortKind::Upstream, Some(Ids { subsystem_vendor: 0, subsystem: 0, ..ids }));
+    assert_eq!(walk(|at| read(&port, at.into())).len(), 1, "no subsystem ids, no capability");
+    assert_eq!(read(&build(PortKind::Root, None), 0x0C) >> 16, 0x81);
+}
+
+#[test]
+fn case_a13_a_programmed_port_forwards_what_the_plan_says() {
+    let mut port = build(PortKind::Root, None);
+    assert_eq!((port.buses(), port.forwards(0xE000_0000, 4), port.bus_master()), (None, false, false));
+    port.program();
+    assert_eq!(port.buses(), Some(BusRange { secondary: 1, subordinate: 4 }));
+    assert!(port.forwards(0xE000_0000, 0x10_0000) && port.forwards(0x3F_FFFF_F000, 0x1000) && port.bus_master());
+    assert_eq!([0x18, 0x20, 0x24].map(|at| read(&port, at)), [0x0004_0100, 0xE000_E000, 0xFFF1_0001]);
+    port.reset(ResetKind::Cold);
+    assert_eq!((port.buses(), port.forwards(0xE000_0000, 4), port.bus_master()), (None, false, false));
+}
+
+#[test]
+fn writes_tell_what_they_changed() {
+    let mut port = build(PortKind::Downstream, None);
+    for (offset, value, expected) in [
+        (0x04, command::MEMORY, Changes::DECODE | Changes::WINDOWS),
+        (0x04, command::MEMORY | command::BUS_MASTER, Changes::BUS_MASTER),
+        (0x04, command::MEMORY | command::BUS_MASTER | command::SERR, Changes::empty()),
+        (0x18, 0x0000_0001, Changes::empty()),
+        (0x18, 0x0003_0201, Changes::BUS_RANGE),
+        (0x18, 0x0003_0201, Changes::empty()),
+        (0x20, 0xE000_E000, Changes::WINDOWS),
+        (0x24, 0x0010_0000, Changes::WINDOWS),
+        (0x28, 0x20, Changes::WINDOWS),
+        (0x2C, 0x20, Changes::WINDOWS),
+        (0x3C, 0x0040_0000, Changes::RESET_BELOW),
+        (0x3C, 0x0040_0000, Changes::empty()),
+        (0x3C, 0x0000_0000, Changes::empty()),
+        (0x3C, 0x001F_00FF, Changes::empty()),
+        (0x50, 0x0000_0010, Changes::RESET_BELOW),
+        (0x50, 0x0000_0000, Changes::empty()),
+        (0x1C, 0xFFFF_FFFF, Changes::empty()),
+    ] {
+        assert_eq!(write(&mut port, offset, value), expected, "{offset:#x} = {value:#x}");
+    }
+}
+
+#[test]
+fn nothing_below_answers_during_a_bus_reset_or_without_a_link() {
+    let mut port = build(PortKind::Downstream, None);
+    write(&mut port, 0x3C, 0x0040_0000);
+    assert!(port.in_reset());
+    write(&mut port, 0x3C, 0);
+    assert!(!port.in_reset());
+    write(&mut port, 0x50, express::LINK_DISABLE);
+    assert_eq!((port.in_reset(), read(&port, 0x50) & express::LINK_ACTIVE), (true, 0));
+    write(&mut port, 0x50, 0);
+    assert_eq!((port.in_reset(), read(&port, 0x50) & express::LINK_ACTIVE), (false, express::LINK_ACTIVE));
+}
+
+proptest! {
+    #[test]
+    fn no_sequence_of_writes_changes_a_read_only_bit(
+        kind in 0..3usize,
+        writes in prop::collection::vec((any::<u16>(), 0..4u8, 1..5u8, any::<u32>()), 0..200),
+    ) {
+        let mut port = build(KINDS[kind], None);
+        port.program();
+        let before: Vec<u32> = (0..0x1000).step_by(4).map(|at| read(&port, at)).collect();
+        for (offset, first, len, value) in writes {
+            // Half of the writes go to the header and the standard capabilities.
+            let offset = if offset & 0x8000 == 0 { offset & 0xFF } else { offset };
+            let access = Access { reg: Reg::containing(offset), lanes: Lanes::new(first, len) };
+            port.config_write(access, value);
+            let _ = port.forwards(value.into(), len.into());
+            prop_assert!(port.buses().is_none_or(|buses| buses.secondary <= buses.subordinate && buses.secondary != 0));
+        }
+        for (at, before) in (0..0x1000u16).step_by(4).zip(before) {
+            prop_assert_eq!((read(&port, at) ^ before) & !kept(at), 0, "{:#x}", at);
+        }
+    }
+}
