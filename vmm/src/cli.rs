@@ -147,31 +147,32 @@ struct RunArguments {
 
     /// Memory, such as 4G [default: 512M]; keys: size, shared, hugepages, prefault
     ///
-    ///   size=SIZE            bytes, with suffix K, M, G or T; a bare SIZE is enough
+    ///   size=SIZE            bytes, or with suffix K, M, G, T; a bare SIZE
+    ///                        is enough
     ///   shared=on|off        other processes can map it [default: off]
-    ///   hugepages=off|2M|1G  take it from the host's huge pages [default: off];
-    ///                        hugepages=on,hugepage_size=1G is the same as 1G
-    ///   prefault=on|off      touch every page before the start [default: off]
-    ///   prefault_threads=N   threads that do so [default: one per processor,
-    ///                        at most 16]
+    ///   hugepages=off|2M|1G  from the host's huge pages [default: off];
+    ///                        `on` with hugepage_size=2M or 1G is the same
+    ///   prefault=on|off      touch every page at start [default: off]
+    ///   prefault_threads=N   threads that do so [default: one for each
+    ///                        processor, at most 16]
     #[arg(long, value_name = "SIZE[,KEY=VALUE...]", value_parser = keyed::<MemoryConfig>, help_heading = MACHINE)]
     #[arg(verbatim_doc_comment)]
     memory: Option<MemoryConfig>,
 
     /// Serial port: stdio, file=PATH or off [default: stdio]
     ///
-    ///   stdio (or tty)       standard input and output, a terminal in raw mode
-    ///   file=PATH            output to this file, which is created or emptied
-    ///   off (or null)        the port is there and its output is dropped
+    ///   stdio (or tty)       standard input and output
+    ///   file=PATH            output to this file, created or emptied
+    ///   off (or null)        the port is there, its output is dropped
     #[arg(long, value_name = "WHERE", value_parser = serial, help_heading = MACHINE, verbatim_doc_comment)]
     serial: Option<OutputConfig>,
 
     /// Raw disk image (repeatable), such as root.img; keys: path, readonly, id, serial
     ///
-    ///   path=FILE            the image or block device; a bare FILE is enough
+    ///   path=FILE            the image; a bare FILE is enough
     ///   readonly=on|off      [default: off]
-    ///   id=NAME              its name in trees [default: disk0, disk1, ...]
-    ///   serial=TEXT          serial number for the guest, up to 20 characters
+    ///   id=NAME              name in trees [default: disk0, disk1, ...]
+    ///   serial=TEXT          serial number, up to 20 characters
     #[arg(long = "disk", value_name = "FILE[,KEY=VALUE...]", value_parser = keyed::<DiskConfig>, help_heading = MACHINE)]
     #[arg(verbatim_doc_comment)]
     disks: Vec<DiskConfig>,
@@ -179,39 +180,39 @@ struct RunArguments {
     /// PCI device (repeatable): a host function such as 0000:03:00.0, or `stub`
     ///
     /// A host function that is bound to vfio-pci:
-    ///   path=PATH            address, or folder in /sys/bus/pci/devices; a bare
-    ///                        PATH is enough
-    ///   id=NAME              its name in trees and messages
-    ///   clique=0..15         NVIDIA peer-to-peer clique: devices of one clique
+    ///   path=PATH            address, or folder in /sys/bus/pci/devices;
+    ///                        a bare PATH is enough
+    ///   id=NAME              name in trees and messages
+    ///   clique=0..15         NVIDIA peer-to-peer clique: devices of one
     ///                        may reach each other
-    ///   clique_any_vendor=on show it on other devices than NVIDIA's GPUs, too
-    ///   on=NAME              the port of the topology file that it hangs on
+    ///   clique_any_vendor=on show it on any device, not only NVIDIA GPUs
+    ///   on=NAME              port of the topology file that it hangs on
     ///   device=N, function=N number on that bus: 0 to 31, 0 to 7
     ///
     /// An emulated endpoint has the keys from id on, and these:
     ///   stub                 comes first
     ///   ids=VVVV:DDDD        vendor and device
     ///   subsystem=VVVV:DDDD  subsystem vendor and subsystem
-    ///   class=BBSSII         base class, subclass, interface, such as 030200
+    ///   class=BBSSII         class, subclass, interface, such as 030200
     ///   link="SPEED xWIDTH"  such as "16GT/s x16"
-    ///   bar0=SIZE:KIND       and so on to bar5; KIND is mem32, mem64 or io, with
+    ///   bar0=SIZE:KIND       to bar5; KIND is mem32, mem64 or io, with
     ///                        `:prefetchable` behind memory that is
     ///   msix=N, msi=N        vectors, or
     ///   intx=A               pin A to D [default: no interrupt]
     ///   flr=on|off           function-level reset [default: on]
-    ///   dma=on|off           copy engine and doorbell in the first page of BAR 0
-    ///                        [default: off]
+    ///   dma=on|off           copy engine and doorbell in the first page
+    ///                        of BAR 0 [default: off]
     #[arg(long = "device", value_name = "DEVICE[,KEY=VALUE...]", value_parser = keyed::<DeviceConfig>, help_heading = PCIE)]
     #[arg(verbatim_doc_comment)]
     devices: Vec<DeviceConfig>,
 
     /// Shape of the hierarchy; keys: topology, cf8
     ///
-    ///   topology=root-ports  each device behind its own root port [default]
-    ///   topology=host        the host's root ports and switches above the devices
+    ///   topology=root-ports  each behind its own root port [default]
+    ///   topology=host        as on the host: root ports and switches
     ///   topology=flat        all devices on the root bus
-    ///   cf8=auto|on|off      configuration access by ports 0xCF8 and 0xCFC
-    ///                        [default: auto: with firmware only, as kernels use ECAM]
+    ///   cf8=auto|on|off      configuration access by port 0xCF8 too
+    ///                        [default: auto, on with firmware only]
     #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>, help_heading = PCIE, verbatim_doc_comment)]
     pcie: Option<PcieConfig>,
 
@@ -221,8 +222,8 @@ struct RunArguments {
     ///   [[port]]             name, on, kind (root-port, upstream-port,
     ///                        downstream-port); device, function, ids,
     ///                        subsystem, link
-    ///   [[device]]           name, on and the keys of --device; the word stub
-    ///                        is kind = "stub"
+    ///   [[device]]           name, on and the keys of --device; the word
+    ///                        stub is kind = "stub"
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = PCIE, verbatim_doc_comment)]
     topology: Option<PathBuf>,
 
@@ -244,8 +245,8 @@ struct RunArguments {
 
     /// What is logged, such as debug; keys: level, file [default: warn, to standard error]
     ///
-    ///   level=LEVEL          off, error, warn, info, debug or trace; a bare LEVEL
-    ///                        is enough
+    ///   level=LEVEL          off, error, warn, info, debug or trace;
+    ///                        a bare LEVEL is enough
     ///   file=PATH            append to this file
     #[arg(long, value_name = "LEVEL[,KEY=VALUE...]", value_parser = keyed::<LogConfig>, help_heading = RUN)]
     #[arg(verbatim_doc_comment)]
