@@ -1,1 +1,18 @@
-//! (being written)
+//! Runs the built executable and looks at what comes out: the harness of the tests in `tests/`.
+//!
+//! | question | module |
+//! |---|---|
+//! | which executable is tested? | [`executable`] |
+//! | what did it print, and how did it end? | [`process`] |
+//! | what did a bare-metal guest find? | [`guest`] |
+//!
+//! Nothing here links with Banyan. Tests that need KVM carry `#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]`: where
+//! there is none they are counted as ignored.
+#![forbid(unsafe_code)]
+
+pub mod executable;
+pub mod guest;
+pub mod process;
+
+pub use guest::Guest;
+pub use process::{Outcome, Session, banyan};

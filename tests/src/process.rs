@@ -1,0 +1,213 @@
+//! Starts the executable with a time limit, talks to it, and collects output and exit code.
+
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::executable;
+
+/// Longest time that a test waits for anything, if it does not say otherwise. Generous: build machines are slow.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs `banyan ARGUMENTS` to its end, with nothing on standard input.
+pub fn banyan<S: AsRef<str>>(arguments: &[S]) -> Outcome {
+    Session::start(arguments).finish()
+}
+
+/// How a process ended, and what it printed.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The command, for messages.
+    pub command: String,
+    /// Exit code, or 128 plus the signal that ended it.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// Panics with all output unless the exit code is `code`.
+    #[track_caller]
+    pub fn expect_code(&self, code: i32) -> &Self {
+        assert!(self.code == code, "exit code {} instead of {code}\n{self}", self.code);
+        self
+    }
+
+    /// Panics unless standard error contains every one of `parts`.
+    #[track_caller]
+    pub fn expect_error(&self, parts: &[&str]) -> &Self {
+        for part in parts {
+            assert!(self.stderr.contains(part), "standard error lacks `{part}`\n{self}");
+        }
+        self
+    }
+
+    /// Panics unless standard output contains every one of `parts`.
+    #[track_caller]
+    pub fn expect_output(&self, parts: &[&str]) -> &Self {
+        for part in parts {
+            assert!(self.stdout.contains(part), "standard output lacks `{part}`\n{self}");
+        }
+        self
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "$ {}\n--- standard output\n{}\n--- standard error\n{}", self.command, self.stdout, self.stderr)
+    }
+}
+
+/// A running process. Dropping it ends it.
+#[derive(Debug)]
+pub struct Session {
+    command: String,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    pipes: Receiver<(Pipe, Vec<u8>)>,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    /// Up to here `expect` has looked.
+    seen: usize,
+    deadline: Instant,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Pipe {
+    Out,
+    Err,
+}
+
+impl Session {
+    /// Starts `banyan ARGUMENTS`, which has [`LIMIT`] to end.
+    pub fn start<S: AsRef<str>>(arguments: &[S]) -> Self {
+        let mut command = Command::new(executable::path());
+        command.args(arguments.iter().map(AsRef::as_ref));
+        Self::spawn(command, LIMIT)
+    }
+
+    /// Starts any command.
+    #[must_use]
+    pub fn spawn(mut command: Command, limit: Duration) -> Self {
+        let text = format!("{command:?}");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{text} cannot be started: {error}"));
+        let (sender, pipes) = mpsc::channel();
+        if let Some(out) = child.stdout.take() {
+            forward(out, Pipe::Out, sender.clone());
+        }
+        if let Some(err) = child.stderr.take() {
+            forward(err, Pipe::Err, sender);
+        }
+        Self {
+            command: text,
+            stdin: child.stdin.take(),
+            child,
+            pipes,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            seen: 0,
+            deadline: Instant::now() + limit,
+        }
+    }
+
+    /// Process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Writes to its standard input.
+    pub fn send(&mut self, text: &str) {
+        let sent = self.stdin.as_mut().map(|stdin| stdin.write_all(text.as_bytes()).and_then(|()| stdin.flush()));
+        assert!(matches!(sent, Some(Ok(()))), "`{text}` cannot be sent: {sent:?}\n{}", self.so_far());
+    }
+
+    /// Waits until standard output contains `text` behind what an earlier call found, and returns what is in front of it.
+    pub fn expect(&mut self, text: &str) -> String {
+        loop {
+            let fresh = self.stdout.get(self.seen..).unwrap_or_default();
+            if let Some(at) = fresh.windows(text.len()).position(|window| window == text.as_bytes()) {
+                let before = String::from_utf8_lossy(fresh.get(..at).unwrap_or_default()).into_owned();
+                self.seen += at + text.len();
+                return before;
+            }
+            assert!(self.receive(), "`{text}` was not printed before the end or the time limit\n{}", self.so_far());
+        }
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        let sent = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).map(|id| kill_process(id, signal));
+        assert!(matches!(sent, Some(Ok(()))), "{signal:?} cannot be sent: {sent:?}\n{}", self.so_far());
+    }
+
+    /// Closes its standard input and waits for its end.
+    #[must_use]
+    pub fn finish(mut self) -> Outcome {
+        self.stdin = None;
+        self.wait()
+    }
+
+    /// Waits for its end, with its standard input open.
+    #[must_use]
+    pub fn wait(mut self) -> Outcome {
+        while self.receive() {}
+        let status = self.status();
+        Outcome { code: status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(-1), ..self.so_far() }
+    }
+
+    /// Takes in more output; false when there is no more. Panics at the time limit.
+    fn receive(&mut self) -> bool {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match self.pipes.recv_timeout(left) {
+            Ok((Pipe::Out, bytes)) => self.stdout.extend(bytes),
+            Ok((Pipe::Err, bytes)) => self.stderr.extend(bytes),
+            Err(RecvTimeoutError::Disconnected) => return false,
+            Err(RecvTimeoutError::Timeout) => panic!("still running at the time limit\n{}", self.so_far()),
+        }
+        true
+    }
+
+    fn status(&mut self) -> ExitStatus {
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return status,
+                Ok(None) if Instant::now() < self.deadline => thread::sleep(Duration::from_millis(5)),
+                other => panic!("no end before the time limit: {other:?}\n{}", self.so_far()),
+            }
+        }
+    }
+
+    fn so_far(&self) -> Outcome {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Outcome { command: self.command.clone(), code: -1, stdout: text(&self.stdout), stderr: text(&self.stderr) }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn forward(mut from: impl Read + Send + 'static, pipe: Pipe, to: mpsc::Sender<(Pipe, Vec<u8>)>) {
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            let bytes = buffer.get(..length).unwrap_or_default().to_vec();
+            if to.send((pipe, bytes)).is_err() {
+                break;
+            }
+        }
+    });
+}
