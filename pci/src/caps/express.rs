@@ -15,8 +15,6 @@ pub mod reg {
     pub const LINK_CAPABILITIES: u8 = 0x0C;
     /// Link control, link status.
     pub const LINK_CONTROL: u8 = 0x10;
-    /// Root status.
-    pub const ROOT_STATUS: u8 = 0x20;
     /// Link capabilities 2.
     pub const LINK_CAPABILITIES_2: u8 = 0x2C;
     /// Device control: initiate a function-level reset (reads 0).

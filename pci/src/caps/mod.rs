@@ -141,6 +141,8 @@ fn length(id: u8, at: u8, flags: u16, read: impl Fn(u8) -> u32) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// A configuration space with these dwords and a list that starts at `first`.
@@ -204,5 +206,22 @@ mod tests {
         assert_eq!(walk(|_| 0), []);
         assert!(walk(|_| 0xFFFF_FFFF).len() <= 1);
         assert_eq!(lengths(0xFC, &[(0xFC, 0x0010)]), [(0xFC, 4)]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_content_gives_extents_inside_the_standard_area(dwords in prop::collection::vec(any::<u32>(), 64)) {
+            let read = |at: u8| if at == 4 { status::CAPABILITIES } else { dwords[usize::from(at / 4)] };
+            let found = walk(read);
+            for extent in &found {
+                prop_assert!(extent.offset >= header::END && extent.offset % 4 == 0, "{extent:?}");
+                prop_assert!(extent.len > 0 && u16::from(extent.offset) + extent.len <= 0x100, "{extent:?}");
+            }
+            prop_assert!(found.len() <= 48);
+            if let Some(at) = clique::place(&found) {
+                prop_assert!(!found.iter().any(|extent| extent.overlaps(at.into(), 8)));
+            }
+            prop_assert!(clique::decode(read).is_none_or(|id| id < 16));
+        }
     }
 }

@@ -3,16 +3,6 @@
 use super::{ExtendedCapability, id};
 use crate::config::RegDef;
 
-/// Offsets of registers from the capability's start.
-pub mod reg {
-    /// Root error command: interrupt enables for correctable, non-fatal, fatal errors in bits 2:0.
-    pub const ROOT_COMMAND: u16 = 0x2C;
-    /// Root error status.
-    pub const ROOT_STATUS: u16 = 0x30;
-    /// Requester ids of the first correctable error (low half) and uncorrectable error (high half).
-    pub const ROOT_SOURCE: u16 = 0x34;
-}
-
 /// Who reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AerKind {

@@ -5,7 +5,7 @@ mod aer;
 mod serial;
 
 pub use acs::Acs;
-pub use aer::{Aer, AerKind, reg as aer_reg};
+pub use aer::{Aer, AerKind};
 pub use serial::Serial;
 
 use crate::config::RegDef;
