@@ -1,0 +1,342 @@
+//! The live tree: who answers a configuration cycle, and what the machine must change after a write.
+//!
+//! Decides routing by the bus numbers and windows that the guest has programmed at this moment. Knows nothing of memory
+//! slots, DMA maps or threads: consequences leave as [`Effect`]s.
+
+mod reach;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use thiserror::Error;
+
+use crate::access;
+use crate::address::{Bdf, BusRange, Devfn};
+use crate::effect::Effect;
+use crate::function::{Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
+use crate::intx;
+use crate::port::{Port, PortError};
+use crate::seams::MsiPort;
+use crate::topology::{Parent, Plan, PlannedFunction, PlannedKind, Window};
+
+use reach::Reach;
+
+enum What {
+    Port(Box<Port>),
+    Endpoint(Shared),
+}
+
+struct Node {
+    on: Parent,
+    devfn: Devfn,
+    programming: Programming,
+    what: What,
+    children: Vec<FunctionId>,
+}
+
+struct Root {
+    segment: u16,
+    buses: BusRange,
+    windows: Vec<Window>,
+    children: Vec<FunctionId>,
+}
+
+/// All functions of a machine and the routes between them.
+pub struct Hierarchy {
+    nodes: Vec<Node>,
+    roots: Vec<Root>,
+    reach: Reach,
+}
+
+/// Bytes of a function's configuration space.
+const SPACE: u16 = 0x1000;
+/// Bytes that a function on a conventional path (ports 0xCF8 and 0xCFC) shows.
+const CONVENTIONAL_SPACE: u16 = 0x100;
+
+impl Hierarchy {
+    /// Builds the tree of `plan` with everything programmed as planned and memory decode on. Ports are made here,
+    /// endpoints by `make`. Nothing is reachable before [`Hierarchy::start`].
+    pub fn build<E: std::error::Error + 'static>(
+        plan: &Plan,
+        msi: &Arc<dyn MsiPort>,
+        mut make: impl FnMut(&PlannedFunction) -> Result<Shared, E>,
+    ) -> Result<Self, BuildError<E>> {
+        let roots = plan.root_complexes.iter().map(|root| Root {
+            segment: root.segment,
+            buses: root.buses,
+            windows: root.mem32.iter().chain(&root.mem64).copied().collect(),
+            children: Vec::new(),
+        });
+        let mut hierarchy = Self { nodes: Vec::new(), roots: roots.collect(), reach: Reach::default() };
+        for planned in &plan.functions {
+            let what = match &planned.kind {
+                PlannedKind::Port(port) => {
+                    let made = Port::new(planned, port, Arc::clone(msi));
+                    let made = made.map_err(|source| BuildError::Port { name: planned.name.to_string(), source })?;
+                    What::Port(Box::new(made))
+                }
+                PlannedKind::Endpoint(_) => {
+                    let made = make(planned);
+                    let made = made.map_err(|source| BuildError::Endpoint { name: planned.name.to_string(), source })?;
+                    What::Endpoint(made)
+                }
+            };
+            let siblings = match planned.on {
+                Parent::RootComplex(index) => hierarchy.roots.get_mut(index).map(|root| &mut root.children),
+                Parent::Port(id) => hierarchy.nodes.get_mut(index(id)).map(|node| &mut node.children),
+            };
+            let Some(siblings) = siblings else { return Err(BuildError::Order { name: planned.name.to_string() }) };
+            siblings.push(planned.id);
+            hierarchy.nodes.push(Node {
+                on: planned.on,
+                devfn: planned.at.bdf.devfn(),
+                programming: programming(planned),
+                what,
+                children: Vec::new(),
+            });
+        }
+        hierarchy.program();
+        Ok(hierarchy)
+    }
+
+    /// Makes everything reachable that the programmed state lets through. Call once before the guest runs.
+    pub fn start(&mut self, effects: &mut Vec<Effect>) {
+        let all = self.ids();
+        self.settle(&all, effects);
+    }
+
+    /// Reads 1 to 8 bytes at byte `offset` (0 to 0xFFF) of the function at `bdf`. All ones where nobody answers.
+    pub fn read(&mut self, segment: u16, bdf: Bdf, offset: u16, data: &mut [u8]) {
+        match self.find(segment, bdf) {
+            Some(id) => self.read_function(id, offset, SPACE, data),
+            None => data.fill(0xFF),
+        }
+    }
+
+    /// Writes 1 to 8 bytes at byte `offset` of the function at `bdf` and adds what follows to `effects`. Dropped where
+    /// nobody answers.
+    pub fn write(&mut self, segment: u16, bdf: Bdf, offset: u16, data: &[u8], effects: &mut Vec<Effect>) {
+        if let Some(id) = self.find(segment, bdf) {
+            self.write_function(id, offset, SPACE, data, effects);
+        }
+    }
+
+    /// As [`Hierarchy::read`] in segment 0, for the ports 0xCF8 and 0xCFC: the first 256 bytes only.
+    pub fn read_conventional(&mut self, bdf: Bdf, offset: u16, data: &mut [u8]) {
+        match self.find(0, bdf) {
+            Some(id) => self.read_function(id, offset, CONVENTIONAL_SPACE, data),
+            None => data.fill(0xFF),
+        }
+    }
+
+    /// As [`Hierarchy::write`] in segment 0, for the ports 0xCF8 and 0xCFC: the first 256 bytes only.
+    pub fn write_conventional(&mut self, bdf: Bdf, offset: u16, data: &[u8], effects: &mut Vec<Effect>) {
+        if let Some(id) = self.find(0, bdf) {
+            self.write_function(id, offset, CONVENTIONAL_SPACE, data, effects);
+        }
+    }
+
+    /// The endpoint `id`; `None` for ports.
+    #[must_use]
+    pub fn endpoint(&self, id: FunctionId) -> Option<&Shared> {
+        match &self.nodes.get(index(id))?.what {
+            What::Endpoint(shared) => Some(shared),
+            What::Port(_) => None,
+        }
+    }
+
+    /// Where each reachable BAR lies: function, BAR, address, bytes; by address.
+    pub fn reachable(&self) -> impl Iterator<Item = (FunctionId, u8, u64, u64)> + '_ {
+        self.reach.iter()
+    }
+
+    /// Ends every endpoint's life in the machine.
+    pub fn detach(&mut self) {
+        for node in &self.nodes {
+            if let What::Endpoint(shared) = &node.what {
+                lock(shared).detach();
+            }
+        }
+    }
+
+    fn ids(&self) -> Vec<FunctionId> {
+        (0..self.nodes.len()).filter_map(|n| u32::try_from(n).ok()).map(FunctionId).collect()
+    }
+
+    fn program(&mut self) {
+        for node in &mut self.nodes {
+            match &mut node.what {
+                What::Port(port) => port.program(),
+                What::Endpoint(shared) => lock(shared).program(&node.programming),
+            }
+        }
+    }
+
+    /// Follows bus numbers from the root bus down (PCIe 6.0 7.3.3): a Type 1 cycle becomes Type 0 on the secondary bus.
+    fn find(&self, segment: u16, bdf: Bdf) -> Option<FunctionId> {
+        let bus = bdf.bus();
+        let root = self.roots.iter().find(|root| root.segment == segment && root.buses.contains(bus))?;
+        let (mut here, mut children) = (root.buses.secondary, &root.children);
+        // Each turn goes one level down, so the loop ends with the tree.
+        while here != bus {
+            (here, children) = children.iter().find_map(|id| {
+                let node = self.nodes.get(index(*id))?;
+                let What::Port(port) = &node.what else { return None };
+                let buses = port.buses().filter(|buses| buses.contains(bus) && !port.in_reset())?;
+                Some((buses.secondary, &node.children))
+            })?;
+        }
+        children.iter().copied().find(|id| self.nodes.get(index(*id)).is_some_and(|node| node.devfn == bdf.devfn()))
+    }
+
+    fn read_function(&mut self, id: FunctionId, offset: u16, end: u16, data: &mut [u8]) {
+        match self.nodes.get(index(id)).map(|node| &node.what) {
+            Some(What::Port(port)) => access::read(offset, end, data, |reg| port.config_read(reg)),
+            Some(What::Endpoint(shared)) => {
+                let mut function = lock(shared);
+                access::read(offset, end, data, |reg| function.config_read(reg));
+            }
+            None => data.fill(0xFF),
+        }
+    }
+
+    fn write_function(&mut self, id: FunctionId, offset: u16, end: u16, data: &[u8], effects: &mut Vec<Effect>) {
+        let Some(node) = self.nodes.get_mut(index(id)) else { return };
+        let mut changes = Changes::empty();
+        match &mut node.what {
+            What::Port(port) => access::write(offset, end, data, |access, value| changes |= port.config_write(access, value)),
+            What::Endpoint(shared) => {
+                let mut function = lock(shared);
+                access::write(offset, end, data, |access, value| changes |= function.config_write(access, value));
+            }
+        }
+        if !changes.is_empty() {
+            self.follow(id, changes, effects);
+        }
+    }
+
+    fn follow(&mut self, id: FunctionId, changes: Changes, effects: &mut Vec<Effect>) {
+        let below = self.below(id);
+        if changes.contains(Changes::RESET_BELOW) {
+            for id in below.iter().skip(1) {
+                if let Some(node) = self.nodes.get_mut(index(*id)) {
+                    node.reset(ResetKind::Hot);
+                }
+            }
+        }
+        if changes != Changes::BUS_RANGE {
+            self.settle(&below, effects);
+        }
+    }
+
+    /// `id` and everything below it, parents first.
+    fn below(&self, id: FunctionId) -> Vec<FunctionId> {
+        let mut found = vec![id];
+        let mut next = 0;
+        while let Some(node) = found.get(next).and_then(|id| self.nodes.get(index(*id))) {
+            found.extend(&node.children);
+            next += 1;
+        }
+        found
+    }
+
+    /// The ports between a function and its root complex, nearest first, and the root complex.
+    fn above(&self, id: FunctionId) -> (Vec<&Port>, Option<&Root>) {
+        let mut ports = Vec::new();
+        let mut on = self.nodes.get(index(id)).map(|node| node.on);
+        loop {
+            match on {
+                Some(Parent::Port(port)) => {
+                    let node = self.nodes.get(index(port));
+                    if let Some(What::Port(port)) = node.map(|node| &node.what) {
+                        ports.push(port.as_ref());
+                    }
+                    on = node.map(|node| node.on);
+                }
+                Some(Parent::RootComplex(root)) => return (ports, self.roots.get(root)),
+                None => return (ports, None),
+            }
+        }
+    }
+
+    /// Recomputes what is reachable of the endpoints in `ids` and what they may send.
+    fn settle(&mut self, ids: &[FunctionId], effects: &mut Vec<Effect>) {
+        let wanted: Vec<_> = ids.iter().filter_map(|id| self.wanted(*id)).collect();
+        self.reach.settle(&wanted, effects);
+    }
+
+    /// What an endpoint decodes and every bridge above forwards; `None` for ports.
+    fn wanted(&self, id: FunctionId) -> Option<reach::Wanted> {
+        let function = lock(self.endpoint(id)?);
+        let (ports, root) = self.above(id);
+        let bars = function.bars().decoded().filter(|bar| {
+            let forwarded = ports.iter().all(|port| port.forwards(bar.at, bar.size));
+            forwarded && root.is_some_and(|root| root.windows.iter().any(|window| window.contains(bar.at, bar.size)))
+        });
+        Some(reach::Wanted {
+            function: id,
+            bars: bars.map(|bar| (bar.bar, bar.at, bar.size)).collect(),
+            bus_master: function.bus_master() && ports.iter().all(|port| port.bus_master()),
+        })
+    }
+}
+
+impl Node {
+    fn reset(&mut self, kind: ResetKind) {
+        match &mut self.what {
+            What::Port(port) => port.reset(kind),
+            What::Endpoint(shared) => lock(shared).reset(kind),
+        }
+    }
+}
+
+fn index(id: FunctionId) -> usize {
+    usize::try_from(id.0).unwrap_or(usize::MAX)
+}
+
+/// A poisoned lock means a panic in a test build; the registers behind it are still a valid state.
+fn lock(shared: &Shared) -> MutexGuard<'_, dyn PciFunction + 'static> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn programming(planned: &PlannedFunction) -> Programming {
+    match &planned.kind {
+        PlannedKind::Port(_) => Programming { multifunction: planned.multifunction, ..Programming::default() },
+        PlannedKind::Endpoint(endpoint) => Programming {
+            bars: endpoint.bars,
+            memory: true,
+            interrupt_line: endpoint.intx.and_then(|route| u8::try_from(intx::gsi(route)).ok()).unwrap_or(0xFF),
+            multifunction: planned.multifunction,
+        },
+    }
+}
+
+/// A tree that cannot be built.
+#[derive(Debug, Error)]
+pub enum BuildError<E: std::error::Error + 'static> {
+    /// A port's registers cannot be laid out.
+    #[error("cannot make port {name}")]
+    Port {
+        /// Its name.
+        name: String,
+        /// Why.
+        #[source]
+        source: PortError,
+    },
+    /// The owner of an endpoint refused.
+    #[error("cannot make device {name}")]
+    Endpoint {
+        /// Its name.
+        name: String,
+        /// Why.
+        #[source]
+        source: E,
+    },
+    /// The plan lists a function before its parent.
+    #[error("the plan lists {name} before what it hangs on")]
+    Order {
+        /// Its name.
+        name: String,
+    },
+}

@@ -1,0 +1,293 @@
+//! One switch with two endpoints below a root port, and what a guest may do to it.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::access::{Access, Reg};
+use crate::bar::{BarIndex, BarKind, BarSpec, Bars};
+use crate::emulated::{Emulated, EmulatedSpec, InterruptSpec};
+use crate::function::{BarPiece, Changes, PciFunction, ResetKind};
+use crate::ids::{ClassCode, Ids};
+use crate::link::Link;
+use crate::testing::FakeMsi;
+use crate::topology::{
+    Apertures, EndpointSpec, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, RootComplexSpec, Topology, Window,
+};
+
+const BAR: BarSpec = BarSpec { kind: BarKind::Memory64, prefetchable: true, size: 1 << 20 };
+const IDS: Ids =
+    Ids { vendor: 0x1234, device: 1, class: ClassCode::new(0x08_8000), revision: 0, subsystem_vendor: 0, subsystem: 0 };
+
+struct Plain(Emulated);
+
+impl PciFunction for Plain {
+    fn config_read(&mut self, reg: Reg) -> u32 {
+        self.0.config_read(reg)
+    }
+    fn config_write(&mut self, access: Access, value: u32) -> Changes {
+        self.0.config_write(access, value)
+    }
+    fn bars(&self) -> &Bars {
+        self.0.bars()
+    }
+    fn program(&mut self, programming: &Programming) {
+        self.0.program(programming);
+    }
+    fn bar_layout(&self, _: BarIndex) -> Vec<BarPiece> {
+        Vec::new()
+    }
+    fn bar_read(&mut self, _: BarIndex, _: u64, data: &mut [u8]) {
+        data.fill(0xFF);
+    }
+    fn bar_write(&mut self, _: BarIndex, _: u64, _: &[u8]) {}
+    fn reset(&mut self, kind: ResetKind) {
+        self.0.reset(kind);
+    }
+    fn bus_master(&self) -> bool {
+        self.0.bus_master()
+    }
+    fn detach(&mut self) {
+        self.0.detach();
+    }
+}
+
+fn topology() -> Topology {
+    let port = |name: &str, on: &str, kind| NodeSpec {
+        name: Name::from(name),
+        on: Name::from(on),
+        place: Place::default(),
+        kind: NodeKind::Port(PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0 }),
+    };
+    let endpoint = |name: &str, on: &str| NodeSpec {
+        name: Name::from(name),
+        on: Name::from(on),
+        place: Place::default(),
+        kind: NodeKind::Endpoint(EndpointSpec { ids: IDS, bars: [Some(BAR), None, None, None, None, None], interrupt_pin: 0 }),
+    };
+    Topology {
+        root_complexes: vec![RootComplexSpec { name: Name::from("rc0"), segment: 0, node: None, first_bus: None }],
+        nodes: vec![
+            port("rp0", "rc0", PortKind::Root),
+            port("up", "rp0", PortKind::Upstream),
+            port("down0", "up", PortKind::Downstream),
+            port("down1", "up", PortKind::Downstream),
+            endpoint("a", "down0"),
+            endpoint("b", "down1"),
+        ],
+    }
+}
+
+fn plan() -> Plan {
+    let space = Apertures {
+        mem32: vec![Window { base: 0x8000_0000, limit: 0xDFFF_FFFF }],
+        mem64: vec![Window { base: 1 << 32, limit: (1 << 40) - 1 }],
+        address_bits: 40,
+    };
+    topology().plan(&space).unwrap()
+}
+
+struct Rig {
+    tree: Hierarchy,
+    plan: Plan,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let plan = plan();
+        let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
+        let tree = Hierarchy::build(&plan, &msi, |planned| -> Result<Shared, Infallible> {
+            let PlannedKind::Endpoint(endpoint) = &planned.kind else { unreachable!() };
+            let spec = EmulatedSpec {
+                ids: IDS,
+                bars: endpoint.spec.bars,
+                link: Some(Link::default()),
+                interrupt: InterruptSpec::None,
+                flr: true,
+                clique: None,
+                vendor_capabilities: Vec::new(),
+                serial_number: None,
+            };
+            Ok(Arc::new(Mutex::new(Plain(Emulated::new(&spec, Arc::new(FakeMsi::default()), None).unwrap()))))
+        })
+        .unwrap();
+        Self { tree, plan }
+    }
+
+    fn started() -> Self {
+        let mut rig = Self::new();
+        rig.tree.start(&mut Vec::new());
+        rig
+    }
+
+    fn id(&self, name: &str) -> FunctionId {
+        self.plan.by_name(name).unwrap().id
+    }
+
+    fn at(&self, name: &str) -> Bdf {
+        self.plan.by_name(name).unwrap().at.bdf
+    }
+
+    fn bar(&self, name: &str) -> u64 {
+        let PlannedKind::Endpoint(endpoint) = &self.plan.by_name(name).unwrap().kind else { panic!("a port") };
+        endpoint.bars[0].unwrap()
+    }
+
+    fn read(&mut self, at: Bdf, offset: u16) -> u32 {
+        let mut data = [0; 4];
+        self.tree.read(0, at, offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    fn write(&mut self, at: Bdf, offset: u16, data: &[u8]) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        self.tree.write(0, at, offset, data, &mut effects);
+        effects
+    }
+
+    fn reachable(&self) -> Vec<(FunctionId, u64)> {
+        self.tree.reachable().map(|(function, _, at, _)| (function, at)).collect()
+    }
+}
+
+#[test]
+fn case_a13_everything_planned_is_there_before_the_first_instruction() {
+    let mut rig = Rig::new();
+    let mut effects = Vec::new();
+    rig.tree.start(&mut effects);
+    let (a, b) = (rig.id("a"), rig.id("b"));
+    assert_eq!(
+        effects,
+        [Effect::Map { function: a, bar: 0, at: rig.bar("a") }, Effect::Map { function: b, bar: 0, at: rig.bar("b") }]
+    );
+    for function in rig.plan.functions.clone() {
+        let ids = rig.read(function.at.bdf, 0);
+        assert_ne!(ids, u32::MAX, "{} at {} answers", function.name, function.at);
+    }
+}
+
+#[test]
+fn nobody_answers_outside_the_tree() {
+    let mut rig = Rig::started();
+    for (bus, device) in [(0, 5), (1, 1), (4, 1), (9, 0), (255, 31)] {
+        assert_eq!(rig.read(Bdf::new(bus, Devfn::new(device, 0)), 0), u32::MAX, "{bus:02x}:{device:02x}.0");
+    }
+    let mut data = [0; 4];
+    rig.tree.read(1, rig.at("a"), 0, &mut data);
+    assert_eq!(data, [0xFF; 4], "segment 1 does not exist");
+}
+
+#[test]
+fn cycles_follow_the_bus_numbers_that_the_guest_programs() {
+    let mut rig = Rig::started();
+    let (a, b) = (rig.at("a"), rig.at("b"));
+    rig.write(a, 0x3C, &[0xAA]);
+    rig.write(rig.at("down0"), 0x19, &[b.bus(), b.bus()]);
+    rig.write(rig.at("down1"), 0x19, &[a.bus(), a.bus()]);
+    assert_eq!(rig.read(b, 0x3C) & 0xFF, 0xAA, "a answers at b's old address");
+    assert_eq!(rig.read(a, 0x3C) & 0xFF, 0xFF, "and b at a's");
+    rig.write(rig.at("down1"), 0x19, &[b.bus(), 0]);
+    assert_eq!(rig.read(a, 0), u32::MAX, "a secondary bus above the subordinate one forwards nothing");
+    assert_eq!(rig.reachable().len(), 2, "bus numbers do not move memory");
+}
+
+#[test]
+fn a_closed_window_hides_what_is_below_and_an_open_one_brings_it_back() {
+    let mut rig = Rig::started();
+    let (a, at, port) = (rig.id("a"), rig.bar("a"), rig.at("down0"));
+    let base = rig.read(port, 0x24);
+    assert_eq!(rig.write(port, 0x24, &[0xF1, 0xFF, 0x01, 0x00]), [Effect::Hide { function: a, bar: 0 }]);
+    assert_eq!(rig.write(port, 0x24, &base.to_le_bytes()), [Effect::Map { function: a, bar: 0, at }]);
+}
+
+#[test]
+fn decode_of_a_port_above_hides_both_endpoints() {
+    let mut rig = Rig::started();
+    let port = rig.at("up");
+    assert_eq!(rig.write(port, 4, &[0, 0]).iter().filter(|effect| matches!(effect, Effect::Hide { .. })).count(), 2);
+    assert_eq!(rig.reachable(), []);
+    rig.write(port, 4, &[6, 0]);
+    assert_eq!(rig.reachable().len(), 2);
+}
+
+#[test]
+fn requests_pass_only_if_every_port_above_forwards_them() {
+    let mut rig = Rig::started();
+    let a = rig.id("a");
+    assert_eq!(rig.write(rig.at("a"), 4, &[6, 0]), [Effect::BusMaster { function: a, on: true }]);
+    assert_eq!(rig.write(rig.at("rp0"), 4, &[2, 0]), [Effect::BusMaster { function: a, on: false }]);
+    assert_eq!(rig.write(rig.at("rp0"), 4, &[6, 0]), [Effect::BusMaster { function: a, on: true }]);
+}
+
+#[test]
+fn case_a1_half_written_addresses_map_nothing_and_the_old_place_comes_back() {
+    let mut rig = Rig::started();
+    let (device, a, at) = (rig.at("a"), rig.id("a"), rig.bar("a"));
+    let [low, high] = [rig.read(device, 0x10), rig.read(device, 0x14)];
+    let mut effects = Vec::new();
+    for value in [u32::MAX, 0] {
+        for offset in [0x10, 0x14] {
+            effects.extend(rig.write(device, offset, &value.to_le_bytes()));
+        }
+    }
+    assert!(effects.iter().all(|effect| *effect == Effect::Hide { function: a, bar: 0 }), "{effects:?}");
+    rig.write(device, 0x10, &low.to_le_bytes());
+    rig.write(device, 0x14, &high.to_le_bytes());
+    assert!(rig.reachable().contains(&(a, at)));
+}
+
+#[test]
+fn a_secondary_bus_reset_takes_everything_below_with_it() {
+    let mut rig = Rig::started();
+    let port = rig.at("down0");
+    let effects = rig.write(port, 0x3E, &[0x40, 0]);
+    assert_eq!(effects, [Effect::Hide { function: rig.id("a"), bar: 0 }]);
+    assert_eq!(rig.read(rig.at("a"), 0), u32::MAX, "nobody answers while the reset is held");
+    rig.write(port, 0x3E, &[0, 0]);
+    assert_eq!(rig.read(rig.at("a"), 0x10) & !0xF, 0);
+    assert_eq!(rig.reachable(), [(rig.id("b"), rig.bar("b"))]);
+}
+
+#[test]
+fn the_ports_cf8_and_cfc_reach_256_bytes() {
+    let mut rig = Rig::started();
+    let mut data = [0; 4];
+    rig.tree.read_conventional(rig.at("rp0"), 0xFC, &mut data);
+    assert_ne!(data, [0xFF; 4]);
+    rig.tree.read_conventional(rig.at("rp0"), 0x100, &mut data);
+    assert_eq!(data, [0xFF; 4]);
+}
+
+#[test]
+fn a_detached_endpoint_reads_ones() {
+    let mut rig = Rig::started();
+    rig.tree.detach();
+    assert_eq!(rig.read(rig.at("a"), 0), u32::MAX);
+}
+
+mod random {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Random writes all over configuration space: nothing panics, and the reachable set never overlaps.
+        #[test]
+        fn writes_never_break_the_tree(writes in prop::collection::vec((0u8..8, 0u8..3, 0u16..0x1000, any::<u64>(), 1usize..=8), 1..200)) {
+            let mut rig = Rig::started();
+            for (bus, device, offset, value, len) in writes {
+                let at = Bdf::new(bus, Devfn::new(device, 0));
+                let mut data = value.to_le_bytes();
+                // Half of the writes hit the header, where the decoding is.
+                let offset = if value & 1 == 0 { offset % 0x40 } else { offset };
+                rig.write(at, offset, &data[..len]);
+                rig.tree.read(0, at, offset, &mut data[..len]);
+                let mut end = 0;
+                for (_, _, start, size) in rig.tree.reachable() {
+                    prop_assert!(start >= end);
+                    end = start + size;
+                }
+            }
+        }
+    }
+}
