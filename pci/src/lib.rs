@@ -31,6 +31,8 @@ pub mod config;
 pub mod ecam;
 pub mod effect;
 pub mod emulated;
+#[cfg(any(test, feature = "testing"))]
+pub mod enumerator;
 pub mod ext_caps;
 pub mod function;
 pub mod hierarchy;

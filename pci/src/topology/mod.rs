@@ -28,4 +28,4 @@ pub use tree::Tree;
 pub use crate::intx::IntxRoute;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

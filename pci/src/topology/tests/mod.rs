@@ -2,7 +2,7 @@
 
 mod cases;
 mod places;
-mod properties;
+pub mod properties;
 mod roots;
 mod trees;
 

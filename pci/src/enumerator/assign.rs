@@ -1,0 +1,261 @@
+//! Assigns everything as firmware does that finds cleared registers: bus numbers while it goes down, then windows and
+//! addresses.
+
+use std::cmp::Reverse;
+
+use thiserror::Error;
+
+use super::{Cycles, Enumerator, Found, reg};
+use crate::address::{BusRange, Sbdf};
+use crate::bar::{BarIndex, BarKind};
+use crate::topology::PlannedRootComplex;
+
+/// Gives every bridge buses and windows and every BAR below `root` an address from the root complex's ranges, then switches
+/// decoding and bus mastering on. I/O BARs below bridges stay without. Returns what was found while it went down, with the
+/// values of that moment.
+pub fn assign(cycles: &mut dyn Cycles, root: &PlannedRootComplex) -> Result<Vec<Found>, AssignError> {
+    let mut enumerator = Enumerator { cycles, segment: root.segment };
+    let mut found = Vec::new();
+    let mut last = root.buses.secondary;
+    let bus = enumerator.number(root.buses.secondary, false, &mut last, root.buses.subordinate, &mut found)?;
+    let spaces = [
+        (Space::Memory, root.mem32.iter().map(|window| (window.base.max(1), window.limit)).collect::<Vec<_>>()),
+        (Space::Prefetchable, root.mem64.iter().map(|window| (window.base.max(1), window.limit)).collect()),
+        (Space::Io, root.io.iter().map(|(first, last)| (u64::from(*first), u64::from(*last))).collect()),
+    ];
+    for (space, ranges) in spaces {
+        let parts = bus.parts(space);
+        let places = lay(&parts, &ranges)
+            .ok_or_else(|| AssignError::Space { space: space.noun(), size: parts.iter().map(|part| part.size).sum() })?;
+        enumerator.give(&parts, &places, space, 0);
+    }
+    enumerator.enable(&bus);
+    Ok(found)
+}
+
+/// Takes every number away again, from the leaves up: what [`assign`] starts from.
+pub fn clear(cycles: &mut dyn Cycles, root: &PlannedRootComplex) {
+    let found = super::walk(cycles, root.segment, root.buses.secondary);
+    let mut enumerator = Enumerator { cycles, segment: root.segment };
+    for function in found.iter().rev() {
+        enumerator.write16(function.at, reg::COMMAND, 0);
+        for register in 0..if function.bridge.is_some() { 2 } else { 6 } {
+            enumerator.write32(function.at, reg::BARS + 4 * register, 0);
+        }
+        if function.bridge.is_some() {
+            enumerator.close(function.at);
+            enumerator.write32(function.at, reg::BUSES, 0);
+        }
+    }
+}
+
+/// What windows tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Space {
+    Memory,
+    Prefetchable,
+    Io,
+}
+
+impl Space {
+    const fn noun(self) -> &'static str {
+        match self {
+            Self::Memory => "memory below 4 GiB",
+            Self::Prefetchable => "prefetchable memory",
+            Self::Io => "I/O ports",
+        }
+    }
+}
+
+/// A bus with its functions.
+struct Bus {
+    devices: Vec<Device>,
+}
+
+struct Device {
+    at: Sbdf,
+    bars: Vec<Want>,
+    below: Option<Bus>,
+}
+
+#[derive(Clone, Copy)]
+struct Want {
+    bar: BarIndex,
+    space: Space,
+    size: u64,
+    wide: bool,
+}
+
+/// Something that lies in a bus's part of a space.
+struct Part {
+    size: u64,
+    align: u64,
+    what: What,
+}
+
+enum What {
+    Bar(Sbdf, Want),
+    /// A bridge, what lies below it and at which offsets.
+    Window(Sbdf, Vec<Part>, Vec<u64>),
+}
+
+impl Bus {
+    /// Everything in `space` with its size and alignment, the largest alignment first.
+    fn parts(&self, space: Space) -> Vec<Part> {
+        const STEP: u64 = 1 << 20;
+        let mut parts = Vec::new();
+        for device in &self.devices {
+            let bars = device.bars.iter().filter(|want| want.space == space);
+            parts.extend(bars.map(|want| Part { size: want.size, align: want.size, what: What::Bar(device.at, *want) }));
+            let Some(below) = device.below.as_ref().filter(|_| space != Space::Io) else { continue };
+            let inner = below.parts(space);
+            let offsets = lay(&inner, &[(0, u64::MAX)]).unwrap_or_default();
+            let end = inner.iter().zip(&offsets).map(|(part, offset)| offset + part.size).max();
+            if let Some(end) = end {
+                let align = inner.iter().map(|part| part.align).fold(STEP, u64::max);
+                parts.push(Part { size: end.next_multiple_of(STEP), align, what: What::Window(device.at, inner, offsets) });
+            }
+        }
+        parts.sort_by_key(|part| (Reverse(part.align), Reverse(part.size)));
+        parts
+    }
+}
+
+/// The lowest free place for each part in turn; `None` when one finds none. `ranges` are inclusive and ascending.
+fn lay(parts: &[Part], ranges: &[(u64, u64)]) -> Option<Vec<u64>> {
+    let mut places: Vec<u64> = Vec::with_capacity(parts.len());
+    for part in parts {
+        let ends = parts.iter().zip(&places).map(|(placed, at)| at + placed.size);
+        let starts = ranges.iter().map(|(base, _)| *base).chain(ends).filter_map(|at| at.checked_next_multiple_of(part.align));
+        let free = |at: &u64| {
+            let Some(last) = at.checked_add(part.size - 1) else { return false };
+            ranges.iter().any(|(base, limit)| base <= at && last <= *limit)
+                && parts.iter().zip(&places).all(|(placed, other)| last < *other || *at > other + (placed.size - 1))
+        };
+        places.push(starts.filter(free).min()?);
+    }
+    Some(places)
+}
+
+impl Enumerator<'_> {
+    /// Goes down from `bus`, numbering what is below; `last` is the highest bus number given, `most` the highest there is.
+    fn number(&mut self, bus: u8, link: bool, last: &mut u8, most: u8, found: &mut Vec<Found>) -> Result<Bus, AssignError> {
+        let mut devices = Vec::new();
+        for function in self.scan_bus(bus, link) {
+            let at = function.at;
+            let bars = function.bars.iter().map(|bar| Want {
+                bar: bar.bar,
+                space: match (bar.spec.kind, bar.spec.prefetchable) {
+                    (BarKind::Io, _) => Space::Io,
+                    (BarKind::Memory64, true) => Space::Prefetchable,
+                    _ => Space::Memory,
+                },
+                size: bar.spec.size,
+                wide: bar.spec.kind == BarKind::Memory64,
+            });
+            let bars = bars.collect();
+            let bridge = function.bridge;
+            found.push(function);
+            let below = match bridge {
+                None => None,
+                Some(bridge) => {
+                    self.close(at);
+                    let secondary = last.checked_add(1).filter(|next| *next <= most).ok_or(AssignError::Buses { at, most })?;
+                    *last = secondary;
+                    // Everything above goes down this way while it is not known how far that is.
+                    self.write_buses(at, bus, BusRange { secondary, subordinate: most });
+                    let below = self.number(secondary, bridge.link, last, most, found)?;
+                    self.write_buses(at, bus, BusRange { secondary, subordinate: *last });
+                    Some(below)
+                }
+            };
+            devices.push(Device { at, bars, below });
+        }
+        Ok(Bus { devices })
+    }
+
+    fn write_buses(&mut self, at: Sbdf, primary: u8, buses: BusRange) {
+        self.write32(at, reg::BUSES, u32::from_le_bytes([primary, buses.secondary, buses.subordinate, 0]));
+    }
+
+    /// Writes the places of `parts`, relative to `start`.
+    fn give(&mut self, parts: &[Part], places: &[u64], space: Space, start: u64) {
+        for (part, place) in parts.iter().zip(places) {
+            let at = start + place;
+            match &part.what {
+                What::Bar(function, want) => self.write_bar(*function, *want, at),
+                What::Window(function, inner, offsets) => {
+                    self.write_window(*function, space, at, at + (part.size - 1));
+                    self.give(inner, offsets, space, at);
+                }
+            }
+        }
+    }
+
+    fn write_bar(&mut self, function: Sbdf, want: Want, at: u64) {
+        let offset = reg::BARS + 4 * u16::from(want.bar);
+        let (low, high) = halves(at);
+        self.write32(function, offset, low);
+        if want.wide {
+            self.write32(function, offset + 4, high);
+        }
+    }
+
+    fn write_window(&mut self, function: Sbdf, space: Space, base: u64, limit: u64) {
+        let (base, base_upper) = halves(base);
+        let (limit, limit_upper) = halves(limit);
+        let pair = (base >> 16) & 0xFFF0 | limit & 0xFFF0_0000;
+        if space == Space::Prefetchable {
+            self.write32(function, reg::PREFETCHABLE, pair);
+            self.write32(function, reg::PREFETCHABLE_BASE_UPPER, base_upper);
+            self.write32(function, reg::PREFETCHABLE_LIMIT_UPPER, limit_upper);
+        } else {
+            self.write32(function, reg::MEMORY, pair);
+        }
+    }
+
+    /// Closes both memory windows: base above limit.
+    fn close(&mut self, at: Sbdf) {
+        self.write32(at, reg::MEMORY, 0x0000_FFF0);
+        self.write32(at, reg::PREFETCHABLE, 0x0000_FFF0);
+        self.write32(at, reg::PREFETCHABLE_BASE_UPPER, 0xFFFF_FFFF);
+        self.write32(at, reg::PREFETCHABLE_LIMIT_UPPER, 0);
+    }
+
+    /// Memory space, bus mastering and, where it has I/O BARs, I/O space.
+    fn enable(&mut self, bus: &Bus) {
+        for device in &bus.devices {
+            let command = self.read16(device.at, reg::COMMAND);
+            self.write16(device.at, reg::COMMAND, command | 7);
+            if let Some(below) = &device.below {
+                self.enable(below);
+            }
+        }
+    }
+}
+
+const fn halves(value: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
+}
+
+/// A hierarchy that cannot be assigned.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum AssignError {
+    /// The root complex has no more buses.
+    #[error("no bus number is left for the bridge {at}: the root complex ends at bus {most:#04x}")]
+    Buses {
+        /// Which bridge.
+        at: Sbdf,
+        /// Highest bus.
+        most: u8,
+    },
+    /// The root complex's ranges do not hold everything.
+    #[error("the root complex has no room for {size:#x} bytes of {space}")]
+    Space {
+        /// Which kind.
+        space: &'static str,
+        /// Bytes, without gaps for alignment.
+        size: u64,
+    },
+}
