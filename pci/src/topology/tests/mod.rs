@@ -208,11 +208,25 @@ pub fn assert_sound(topology: &Topology, plan: &Plan, space: &Apertures) {
             }
         }
     }
+    let mut windows: Vec<(Parent, bool, Window)> = Vec::new();
+    for function in &plan.functions {
+        if let PlannedKind::Port(port) = &function.kind {
+            windows.extend(port.windows.memory.map(|window| (function.on, false, window)));
+            windows.extend(port.windows.prefetchable.map(|window| (function.on, true, window)));
+        }
+    }
+    for (index, (on, prefetchable, window)) in windows.iter().enumerate() {
+        for (_, _, other) in windows[..index].iter().filter(|other| (other.0, other.1) == (*on, *prefetchable)) {
+            assert!(window.limit < other.base || other.limit < window.base, "sibling windows overlap: {window} {other}");
+        }
+    }
     let inside = |windows: &[Window], given: &[Window]| {
         windows.iter().all(|window| given.iter().any(|given| given.contains(window.base, window.len())))
     };
     for (index, root) in plan.root_complexes.iter().enumerate() {
         assert!(inside(&root.mem32, &space.mem32) && inside(&root.mem64, &space.mem64));
+        let on_step = root.mem32.iter().chain(&root.mem64).all(|window| window.base % MIB == 0 && (window.limit + 1) % MIB == 0);
+        assert!(on_step, "a root complex's range is not on 1 MiB steps");
         for other in &plan.root_complexes[..index] {
             let apart = |a: &[Window], b: &[Window]| a.iter().all(|a| b.iter().all(|b| a.limit < b.base || b.limit < a.base));
             assert!(apart(&root.mem32, &other.mem32) && apart(&root.mem64, &other.mem64), "root complexes share addresses");

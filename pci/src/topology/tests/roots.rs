@@ -99,3 +99,12 @@ fn a_root_complex_with_small_bars_lives_in_the_gap_before_large_ones() {
     assert_sound(&topology, &plan, &space);
     assert_eq!(endpoint_of(&plan, "small").bars[0], Some(64 * GIB));
 }
+
+#[test]
+fn shares_are_on_1_mib_steps() {
+    let mut topology = roots(&[(0, None, 0), (0, None, 1)], &[mem32(MIB), mem64(GIB)]);
+    topology.nodes.push(endpoint("small", "rc0", &[mem32(4096), mem64(4096)]));
+    let plan = topology.plan(&roomy()).unwrap();
+    assert_sound(&topology, &plan, &roomy());
+    assert_eq!(plan.root_complexes[0].mem32[0].len(), MIB);
+}
