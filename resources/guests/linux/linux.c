@@ -19,7 +19,7 @@ static bool in_ram(u64 zero_page, u64 start, u64 end) {
 
 void linux_start(u64 zero_page, u64 entry) {
     out8(0x3f8 + 3, 3);
-    say("entered at %lx, zero page at %lx\n", entry, zero_page);
+    say("entered at %lx, zero page at %lx, code32_start %x\n", entry, zero_page, read32(zero_page + 0x214));
     require(read16(zero_page + 0x1fe) == 0xaa55, "boot flag %x", read16(zero_page + 0x1fe));
     require(read32(zero_page + 0x202) == 0x53726448, "header magic %x", read32(zero_page + 0x202));
     require(read16(zero_page + 0x206) >= 0x020c, "protocol version %x", read16(zero_page + 0x206));
