@@ -16,6 +16,7 @@
 //! | where does an INTx pin arrive? | [`intx`] |
 //! | what hangs on what, and at which numbers? | [`topology`] |
 //! | who answers a configuration cycle? | [`hierarchy`] |
+//! | what does a guest find when it looks? | `enumerator` (feature `testing`) |
 //!
 //! A register write returns what it changed ([`function::Changes`]); [`hierarchy`] turns that into [`effect::Effect`]s
 //! over the whole tree; the virtual machine monitor alone carries effects out.

@@ -1,113 +1,99 @@
 //! The planner's numbers in real port and endpoint registers, looked at from outside.
 
-use std::sync::Arc;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::access::{self, Access};
+use crate::access::{Access, Reg};
+use crate::bar::Bars;
 use crate::emulated::{Emulated, EmulatedSpec, InterruptSpec};
-use crate::function::Programming;
+use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
+use crate::hierarchy::Hierarchy;
 use crate::ids::own;
 use crate::link::Link;
-use crate::port::Port;
+use crate::seams::MsiPort;
 use crate::testing::FakeMsi;
 use crate::topology::tests::properties::any_topology;
-use crate::topology::tests::{MIB, bars, endpoint_of, mem32, mem64, roomy, topology};
+use crate::topology::tests::{MIB, bars, endpoint_of, mem32, mem64, placed_bars, roomy, topology};
 use crate::topology::tests::{downstream, endpoint, function, io, root_port, upstream};
-use crate::topology::{Parent, Plan, PlannedFunction, PlannedKind, PlannedRootComplex};
+use crate::topology::{Parent, Plan, PlannedFunction, PlannedKind, PlannedRootComplex, PortKind};
 
-/// Ports and endpoints on wires: routes a cycle by comparing bus numbers from the root down.
-struct Bench {
-    plan: Plan,
-    functions: Vec<Registers>,
+/// An endpoint with nothing behind its BARs.
+struct Plain(Emulated);
+
+impl PciFunction for Plain {
+    fn config_read(&mut self, reg: Reg) -> u32 {
+        self.0.config_read(reg)
+    }
+    fn config_write(&mut self, access: Access, value: u32) -> Changes {
+        self.0.config_write(access, value)
+    }
+    fn bars(&self) -> &Bars {
+        self.0.bars()
+    }
+    fn program(&mut self, programming: &Programming) {
+        self.0.program(programming);
+    }
+    fn bar_layout(&self, _: BarIndex) -> Vec<BarPiece> {
+        Vec::new()
+    }
+    fn bar_read(&mut self, _: BarIndex, _: u64, data: &mut [u8]) {
+        data.fill(0xFF);
+    }
+    fn bar_write(&mut self, _: BarIndex, _: u64, _: &[u8]) {}
+    fn reset(&mut self, kind: ResetKind) {
+        self.0.reset(kind);
+    }
+    fn bus_master(&self) -> bool {
+        self.0.bus_master()
+    }
+    fn detach(&mut self) {
+        self.0.detach();
+    }
 }
 
-enum Registers {
-    Port(Box<Port>),
-    Endpoint(Box<Emulated>),
-}
+/// A machine's hierarchy, started as planned, without the machine.
+struct Bench(Hierarchy);
+
+/// Reachable BARs by address: whose, which, where, bytes.
+type Reachable = Vec<(FunctionId, BarIndex, u64, u64)>;
 
 impl Bench {
     fn programmed(plan: &Plan) -> Self {
-        let functions = plan.functions.iter().map(|planned| match &planned.kind {
-            PlannedKind::Port(port) => {
-                let mut port = Port::new(planned, port, Arc::new(FakeMsi::default())).unwrap();
-                port.program();
-                Registers::Port(Box::new(port))
-            }
-            PlannedKind::Endpoint(endpoint) => {
-                let spec = EmulatedSpec {
-                    ids: endpoint.spec.ids,
-                    bars: endpoint.spec.bars,
-                    link: matches!(planned.on, Parent::Port(_)).then(Link::default),
-                    interrupt: InterruptSpec::None,
-                    flr: false,
-                    clique: None,
-                    vendor_capabilities: Vec::new(),
-                    serial_number: None,
-                };
-                let mut emulated = Emulated::new(&spec, Arc::new(FakeMsi::default()), None).unwrap();
-                emulated.program(&Programming {
-                    bars: endpoint.bars,
-                    memory: true,
-                    interrupt_line: 0xFF,
-                    multifunction: planned.multifunction,
-                });
-                Registers::Endpoint(Box::new(emulated))
-            }
-        });
-        Self { plan: plan.clone(), functions: functions.collect() }
+        let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
+        let make = |planned: &PlannedFunction| -> Result<Shared, Infallible> {
+            let PlannedKind::Endpoint(endpoint) = &planned.kind else { panic!("{} is a port", planned.name) };
+            let spec = EmulatedSpec {
+                ids: endpoint.spec.ids,
+                bars: endpoint.spec.bars,
+                link: matches!(planned.on, Parent::Port(_)).then(Link::default),
+                interrupt: InterruptSpec::None,
+                flr: false,
+                clique: None,
+                vendor_capabilities: Vec::new(),
+                serial_number: None,
+            };
+            Ok(Arc::new(Mutex::new(Plain(Emulated::new(&spec, Arc::new(FakeMsi::default()), None).unwrap()))))
+        };
+        let mut tree = Hierarchy::build(plan, &msi, make).unwrap();
+        tree.start(&mut Vec::new());
+        Self(tree)
     }
 
-    fn find(&self, at: Sbdf) -> Option<usize> {
-        let bus = at.bdf.bus();
-        let root = self.plan.root_complexes.iter().position(|root| root.segment == at.segment && root.buses.contains(bus))?;
-        let (mut on, mut here) = (Parent::RootComplex(root), self.plan.root_complexes[root].buses.secondary);
-        while here != bus {
-            let (id, secondary) = self.below(on).find_map(|planned| {
-                let Registers::Port(port) = self.of(planned) else { return None };
-                port.buses().filter(|buses| buses.contains(bus)).map(|buses| (planned.id, buses.secondary))
-            })?;
-            (on, here) = (Parent::Port(id), secondary);
-        }
-        let planned = self.below(on).find(|planned| planned.at.bdf.devfn() == at.bdf.devfn())?;
-        usize::try_from(planned.id.0).ok()
-    }
-
-    fn below(&self, on: Parent) -> impl Iterator<Item = &PlannedFunction> {
-        self.plan.functions.iter().filter(move |planned| planned.on == on)
-    }
-
-    fn of(&self, planned: &PlannedFunction) -> &Registers {
-        &self.functions[planned.id.0 as usize]
-    }
-
-    /// Whether every bridge above forwards to `len` bytes at `at`.
-    fn reaches(&self, planned: &PlannedFunction, at: u64, len: u64) -> bool {
-        let Parent::Port(above) = planned.on else { return true };
-        let above = &self.plan.functions[above.0 as usize];
-        let Registers::Port(port) = self.of(above) else { return false };
-        port.forwards(at, len) && self.reaches(above, at, len)
+    fn reachable(&self) -> Reachable {
+        self.0.reachable().collect()
     }
 }
 
 impl Cycles for Bench {
     fn read(&mut self, at: Sbdf, offset: u16, data: &mut [u8]) {
-        let found = self.find(at);
-        access::read(offset, 0x1000, data, |reg| match found.map(|index| &self.functions[index]) {
-            Some(Registers::Port(port)) => port.config_read(reg),
-            Some(Registers::Endpoint(endpoint)) => endpoint.config_read(reg),
-            None => 0xFFFF_FFFF,
-        });
+        self.0.read(at.segment, at.bdf, offset, data);
     }
 
     fn write(&mut self, at: Sbdf, offset: u16, data: &[u8]) {
-        let Some(index) = self.find(at) else { return };
-        access::write(offset, 0x1000, data, |access: Access, value| match &mut self.functions[index] {
-            Registers::Port(port) => drop(port.config_write(access, value)),
-            Registers::Endpoint(endpoint) => drop(endpoint.config_write(access, value)),
-        });
+        self.0.write(at.segment, at.bdf, offset, data, &mut Vec::new());
     }
 }
 
@@ -127,16 +113,16 @@ fn expected(planned: &PlannedFunction) -> Found {
         PlannedKind::Port(port) => {
             let kind = port.spec.kind;
             found.device = match kind {
-                crate::topology::PortKind::Root => own::ROOT_PORT,
-                crate::topology::PortKind::Upstream => own::UPSTREAM_PORT,
-                crate::topology::PortKind::Downstream => own::DOWNSTREAM_PORT,
+                PortKind::Root => own::ROOT_PORT,
+                PortKind::Upstream => own::UPSTREAM_PORT,
+                PortKind::Downstream => own::DOWNSTREAM_PORT,
             };
             found.bridge = Some(FoundBridge {
                 primary: planned.at.bdf.bus(),
                 buses: port.buses,
                 windows: port.windows,
                 io_window: false,
-                link: kind != crate::topology::PortKind::Upstream,
+                link: kind != PortKind::Upstream,
             });
         }
         PlannedKind::Endpoint(endpoint) => {
@@ -152,49 +138,55 @@ fn expected(planned: &PlannedFunction) -> Found {
     found
 }
 
-fn walk_root(cycles: &mut dyn Cycles, root: &PlannedRootComplex) -> Vec<Found> {
-    let mut found = walk(cycles, root.segment, root.buses.secondary);
+fn walk_all(plan: &Plan, cycles: &mut dyn Cycles) -> Vec<Found> {
+    let roots = plan.root_complexes.iter();
+    let mut found: Vec<Found> = roots.flat_map(|root| walk(cycles, root.segment, root.buses.secondary)).collect();
     found.sort_by_key(|function| function.at);
     found
 }
 
-fn assert_finds_the_plan(plan: &Plan, cycles: &mut dyn Cycles) {
-    let mut found: Vec<Found> = plan.root_complexes.iter().flat_map(|root| walk_root(cycles, root)).collect();
+fn assert_finds_the_plan(plan: &Plan, bench: &mut Bench) {
     let mut wanted: Vec<Found> = plan.functions.iter().map(expected).collect();
-    found.sort_by_key(|function| function.at);
     wanted.sort_by_key(|function| function.at);
+    let found = walk_all(plan, bench);
     assert_eq!(found.len(), wanted.len());
     for (found, wanted) in found.iter().zip(&wanted) {
         assert_eq!(found, wanted);
     }
+    let memory = placed_bars(plan).into_iter().filter(|(_, _, spec, _)| spec.is_memory());
+    let mut wanted: Reachable = memory.map(|(id, bar, spec, at)| (id, BarIndex::try_from(bar).unwrap(), at, spec.size)).collect();
+    wanted.sort_by_key(|(_, _, at, _)| *at);
+    assert_eq!(bench.reachable(), wanted);
 }
 
 fn assert_assigns_everything(plan: &Plan, bench: &mut Bench) {
     for root in &plan.root_complexes {
         assign::clear(bench, root);
-        assert!(walk(bench, root.segment, root.buses.secondary).iter().all(|found| found.at.bdf.bus() == root.buses.secondary));
+    }
+    let on_root = |planned: &&PlannedFunction| matches!(planned.on, Parent::RootComplex(_));
+    assert_eq!(walk_all(plan, bench).len(), plan.functions.iter().filter(on_root).count(), "nothing is behind a cleared port");
+    assert_eq!(bench.reachable(), []);
+    for root in &plan.root_complexes {
         assign::assign(bench, root).unwrap();
     }
-    let mut taken: Vec<(u64, u64)> = Vec::new();
-    for root in &plan.root_complexes {
-        for found in walk_root(bench, root) {
-            let index = bench.find(found.at).unwrap();
-            let planned = plan.functions[index].clone();
-            // Depth-first numbering has one outcome.
-            assert_eq!((found.at, found.multifunction), (planned.at, planned.multifunction));
-            for bar in found.bars.iter().filter(|bar| bar.spec.is_memory()) {
-                assert!(bar.at != 0 && bar.at % bar.spec.size == 0, "{}: {bar:x?}", planned.name);
-                assert!(found.memory_enabled && bench.reaches(&planned, bar.at, bar.spec.size), "{}: {bar:x?}", planned.name);
-                let windows = root.mem32.iter().chain(&root.mem64);
-                assert!(windows.into_iter().any(|window| window.contains(bar.at, bar.spec.size)), "{}: {bar:x?}", planned.name);
-                taken.push((bar.at, bar.at + (bar.spec.size - 1)));
-            }
+    let mut wanted = Reachable::new();
+    let found = walk_all(plan, bench);
+    assert_eq!(found.len(), plan.functions.len());
+    for found in found {
+        // Depth-first numbering has one outcome, so that the place tells who it is.
+        let planned = plan.functions.iter().find(|planned| planned.at == found.at).unwrap();
+        let specs = |found: &Found| -> Vec<(BarIndex, BarSpec)> { found.bars.iter().map(|bar| (bar.bar, bar.spec)).collect() };
+        assert_eq!(specs(&found), specs(&expected(planned)));
+        for bar in found.bars.iter().filter(|bar| bar.spec.is_memory()) {
+            assert!(bar.at != 0 && bar.at % bar.spec.size == 0, "{}: {bar:x?}", planned.name);
+            let windows = plan.root_complexes.iter().filter(|root| root.segment == found.at.segment);
+            let mut windows = windows.flat_map(|root| root.mem32.iter().chain(&root.mem64));
+            assert!(windows.any(|window| window.contains(bar.at, bar.spec.size)), "{}: {bar:x?}", planned.name);
+            wanted.push((planned.id, bar.bar, bar.at, bar.spec.size));
         }
     }
-    let bars = plan.functions.iter().flat_map(|planned| expected(planned).bars).filter(|bar| bar.spec.is_memory()).count();
-    assert_eq!(taken.len(), bars, "every BAR of the plan was found");
-    taken.sort_unstable();
-    assert!(taken.is_sorted_by(|a, b| a.1 < b.0), "BARs overlap: {taken:x?}");
+    wanted.sort_by_key(|(_, _, at, _)| *at);
+    assert_eq!(bench.reachable(), wanted, "every BAR is reachable where it was put");
 }
 
 fn switch() -> Plan {
@@ -233,7 +225,7 @@ fn the_walk_reports_what_is_there_and_not_what_was_planned() {
     let mut bench = Bench::programmed(&plan);
     let at = plan.by_name("gpu").unwrap().at;
     bench.write(at, 0x10, &0x9000_0000u32.to_le_bytes());
-    let found = walk_root(&mut bench, &plan.root_complexes[0]);
+    let found = walk_all(&plan, &mut bench);
     let gpu = found.iter().find(|found| found.at == at).unwrap();
     assert_eq!(gpu.bars[0], FoundBar { bar: 0, spec: bars(&[mem32(16 * MIB)])[0].unwrap(), at: 0x9000_0000 });
     assert_ne!(endpoint_of(&plan, "gpu").bars[0], Some(0x9000_0000));

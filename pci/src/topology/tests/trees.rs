@@ -61,3 +61,40 @@ fn the_long_form_lists_every_number() {
     let (_, list) = shown.split_once("\n\n").unwrap();
     assert_eq!(list, include_str!("long_form.txt"));
 }
+
+/// A converged card: a switch with network functions on one port and, behind an inner switch, a GPU on the other.
+fn card(index: u8) -> Vec<NodeSpec> {
+    let name = |part: &str| format!("{part}{index}");
+    let nic = |part: &str| endpoint(&name(part), &name("nicport"), &[mem64(32 * MIB)]);
+    vec![
+        at(root_port(&name("rp"), "rc0"), 4 + index, 0),
+        upstream(&name("up"), &name("rp")),
+        at(downstream(&name("nicport"), &name("up")), 0, 0),
+        at(downstream(&name("inner"), &name("up")), 1, 0),
+        nic("a"),
+        function(nic("b"), 1),
+        function(nic("c"), 2),
+        upstream(&name("innerup"), &name("inner")),
+        at(downstream(&name("gpuport"), &name("innerup")), 8, 0),
+        endpoint(&name("gpu"), &name("gpuport"), &[mem32(16 * MIB), mem64(128 * GIB), mem64(32 * MIB)]),
+    ]
+}
+
+#[test]
+fn two_converged_cards_keep_the_shape_of_their_host() {
+    let topology = topology([card(0), card(1)].concat());
+    let plan = topology.plan(&roomy()).unwrap();
+    assert_sound(&topology, &plan, &roomy());
+    let shown = Tree { plan: &plan, label: &|_| String::new(), verbose: false }.to_string();
+    let expected = r"
+-[0000:00]-+-04.0-[01-06]----00.0-[02-06]--+-00.0-[03]--+-00.0  a0 10de:20b8
+           |                               |            +-00.1  b0 10de:20b8
+           |                               |            \-00.2  c0 10de:20b8
+           |                               \-01.0-[04-06]----00.0-[05-06]----08.0-[06]----00.0  gpu0 10de:20b8
+           \-05.0-[07-0c]----00.0-[08-0c]--+-00.0-[09]--+-00.0  a1 10de:20b8
+                                           |            +-00.1  b1 10de:20b8
+                                           |            \-00.2  c1 10de:20b8
+                                           \-01.0-[0a-0c]----00.0-[0b-0c]----08.0-[0c]----00.0  gpu1 10de:20b8
+";
+    assert_eq!(format!("\n{shown}"), expected);
+}
