@@ -1,4 +1,26 @@
-//! (being written)
+//! The virtual machine monitor.
+//!
+//! Lock order, left to right: hierarchy with the mapper ([`pci_bus`]) -> one function -> windows ([`address_space`]) ->
+//! interrupt routes ([`kvm`], a leaf). No two functions are locked together.
+
+pub mod address_space;
+pub mod boot;
 pub mod cli;
+pub mod counters;
+pub mod driver;
+pub mod effects;
+pub mod endpoints;
 pub mod host;
+pub mod kvm;
+pub mod logger;
+pub mod machine;
+pub mod memory;
+pub mod pci_bus;
+pub mod plan;
+pub mod ports;
 pub mod replicate;
+pub mod run;
+pub mod signals;
+pub mod spec;
+pub mod terminal;
+pub mod vcpu;

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
+use vmm::run;
 
 fn main() -> ExitCode {
     let done = match cli::parse(std::env::args_os()) {
@@ -24,7 +25,8 @@ fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
             cli::write_completions(shell, &mut io::stdout().lock())?;
             Ok(ExitCode::SUCCESS)
         }
-        Action::Run { .. } | Action::Demo(_) => Err("this build reads command lines and starts nothing".into()),
+        Action::Run { config, options } => Ok(run::run(&config, &options)?.into()),
+        Action::Demo(_) => Err("not yet".into()),
     }
 }
 

@@ -1,10 +1,14 @@
 //! What the host has: its hierarchy around the wanted devices ([`tree`]), read from sysfs ([`scan`]), judged before
 //! anything is opened ([`check`]), and the limits of this process ([`limits`]).
 
+pub mod bars;
 pub mod check;
 pub mod limits;
+pub mod look;
 pub mod scan;
 pub mod tree;
+
+pub use look::{HostError, look};
 
 #[cfg(test)]
 pub(crate) mod fake;

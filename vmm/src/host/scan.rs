@@ -12,6 +12,7 @@ use pci::link::{Link, LinkRate, LinkSpeed, LinkWidth};
 use pci::topology::PortKind;
 use thiserror::Error;
 
+use super::bars;
 use super::tree::{HostKind, HostNode, HostParent, HostTree};
 
 /// The directory of function `at`. It need not exist.
@@ -99,6 +100,8 @@ fn node(path: &Path, at: HostBdf) -> Result<HostNode, ScanError> {
         on: parent(path)?,
         ids,
         kind,
+        bars: attribute(path, "resource").map_or([None; 6], |text| bars::parse(&text)),
+        interrupt_pin: config.get(0x3D).copied().filter(|pin| *pin <= 4).unwrap_or(0),
         link: express.and_then(Express::link).or_else(|| link_attributes(path)),
         atomic_completers: express.map_or(0, Express::atomic_completers),
         numa_node: attribute(path, "numa_node").and_then(|text| text.parse().ok()),

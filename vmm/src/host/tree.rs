@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use pci::address::HostBdf;
+use pci::bar::BarSpec;
 use pci::ids::Ids;
 use pci::link::Link;
 use pci::topology::PortKind;
@@ -64,6 +65,10 @@ pub struct HostNode {
     pub ids: Ids,
     /// What it is.
     pub kind: HostKind,
+    /// Its BARs, at their present sizes.
+    pub bars: [Option<BarSpec>; 6],
+    /// Interrupt pin register: 0 none, 1 INTA to 4 INTD.
+    pub interrupt_pin: u8,
     /// Its link, from its PCI Express capability or, where configuration space is not readable, from sysfs attributes
     /// (payload sizes are then the defaults). `None` when neither tells.
     pub link: Option<Link>,

@@ -1,0 +1,161 @@
+//! Loads a kernel with its initial RAM disk, command line and tables.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use arch::memory_map::{MemoryMap, Range};
+use arch::x86_64::boot_params::{self, BootParams, BootParamsError};
+use arch::x86_64::bzimage::SetupHeader;
+use arch::x86_64::initrd::{self, InitrdError};
+use arch::x86_64::regs::{self, Entry};
+use arch::x86_64::{e820, layout, pvh};
+use linux_loader::loader::KernelLoader;
+use linux_loader::loader::elf::{Elf, PvhBootCapability};
+use thiserror::Error;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::kernel::{Format, Kernel};
+
+/// What a direct boot needs beside the kernel.
+pub struct BootInputs<'a> {
+    /// Where RAM is.
+    pub map: &'a MemoryMap,
+    /// Initial RAM disk.
+    pub initramfs: Option<&'a Path>,
+    /// Command line.
+    pub cmdline: &'a str,
+}
+
+/// Loads everything and returns how to enter the kernel.
+pub fn load_kernel(memory: &GuestMemoryMmap, kernel: &mut Kernel, inputs: &BootInputs<'_>) -> Result<Entry, BootError> {
+    let taken = kernel.memory();
+    if !inputs.map.ram.iter().any(|ram| ram.contains_range(&taken)) {
+        return Err(BootError::NoRoom { path: kernel.path.clone(), taken, ram: inputs.map.low_ram().end });
+    }
+    let unreadable = |source| BootError::Kernel { path: kernel.path.clone(), source };
+    let memmap = e820::table(inputs.map);
+    let (header, load, entry, pvh_entry) = match &kernel.format {
+        Format::Elf { .. } => {
+            let loaded = Elf::load(memory, None, &mut kernel.file, None)
+                .map_err(|source| BootError::Loader { path: kernel.path.clone(), source })?;
+            let pvh_entry = match loaded.pvh_boot_cap {
+                PvhBootCapability::PvhEntryPresent(at) => Some(at.0),
+                PvhBootCapability::PvhEntryNotPresent | PvhBootCapability::PvhEntryIgnored => None,
+            };
+            (SetupHeader::for_elf(), taken.start, loaded.kernel_load.0, pvh_entry)
+        }
+        Format::BzImage { header, placement } => {
+            let len = kernel.file.seek(SeekFrom::End(0)).map_err(unreadable)?.saturating_sub(placement.file_offset);
+            kernel.file.seek(SeekFrom::Start(placement.file_offset)).map_err(unreadable)?;
+            copy(memory, &mut kernel.file, placement.load, len).map_err(unreadable)?;
+            (header.as_ref().clone(), placement.load, placement.entry, None)
+        }
+    };
+    let limit = if pvh_entry.is_some() { u64::from(u32::MAX) } else { header.initrd_addr_max() };
+    let initrd = inputs.initramfs.map(|path| load_initrd(memory, inputs.map, taken, path, limit)).transpose()?;
+    let longest = pvh_entry.is_none().then(|| header.cmdline_max());
+    put(memory, layout::CMDLINE.start, &boot_params::cmdline(inputs.cmdline, longest)?)?;
+    let entry = match pvh_entry {
+        Some(entry) => {
+            let info = pvh::StartInfo { cmdline: layout::CMDLINE.start, rsdp: layout::RSDP, initrd, memmap: &memmap };
+            put(memory, layout::PVH_START_INFO.start, &pvh::start_info(layout::PVH_START_INFO.start, &info))?;
+            regs::pvh(entry, layout::PVH_START_INFO.start)
+        }
+        None => {
+            let params =
+                BootParams { header: &header, load, cmdline: layout::CMDLINE.start, initrd, rsdp: layout::RSDP, memmap: &memmap };
+            put(memory, layout::ZERO_PAGE, &boot_params::zero_page(&params)?)?;
+            regs::linux64(entry, layout::ZERO_PAGE)
+        }
+    };
+    for (at, bytes) in entry.memory() {
+        put(memory, at, &bytes)?;
+    }
+    Ok(entry)
+}
+
+/// Writes a table that belongs at `at`.
+pub fn put(memory: &GuestMemoryMmap, at: u64, bytes: &[u8]) -> Result<(), BootError> {
+    memory.write_slice(bytes, GuestAddress(at)).map_err(|_| BootError::Table { at, len: bytes.len() })
+}
+
+fn load_initrd(memory: &GuestMemoryMmap, map: &MemoryMap, kernel: Range, path: &Path, limit: u64) -> Result<Range, BootError> {
+    let unreadable = |source| BootError::Initramfs { path: path.to_path_buf(), source };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let size = file.seek(SeekFrom::End(0)).map_err(unreadable)?;
+    if size == 0 {
+        return Err(BootError::EmptyInitramfs { path: path.to_path_buf() });
+    }
+    let at = initrd::place(map, kernel, size, limit)?;
+    file.rewind().map_err(unreadable)?;
+    copy(memory, &mut file, at, size).map_err(unreadable)?;
+    Ok(Range { start: at, end: at + size })
+}
+
+fn copy(memory: &GuestMemoryMmap, file: &mut File, at: u64, len: u64) -> io::Result<()> {
+    let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    memory.read_exact_volatile_from(GuestAddress(at), file, len).map_err(io::Error::other)
+}
+
+/// A kernel that cannot be loaded.
+#[derive(Debug, Error)]
+pub enum BootError {
+    /// It needs memory that is no RAM.
+    #[error("the kernel {} takes {taken:x?}, RAM below 4 GiB ends at {ram:#x}: raise --memory", path.display())]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// What it needs.
+        taken: Range,
+        /// End of low RAM.
+        ram: u64,
+    },
+    /// It cannot be read.
+    #[error("cannot read the kernel {}", path.display())]
+    Kernel {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The loader refuses it.
+    #[error("cannot load the kernel {}", path.display())]
+    Loader {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: linux_loader::loader::Error,
+    },
+    /// The initial RAM disk cannot be read.
+    #[error("cannot read the initramfs {}", path.display())]
+    Initramfs {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The initial RAM disk has no bytes.
+    #[error("the initramfs {} is empty", path.display())]
+    EmptyInitramfs {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The initial RAM disk has no place.
+    #[error(transparent)]
+    Place(#[from] InitrdError),
+    /// Command line or zero page.
+    #[error(transparent)]
+    Params(#[from] BootParamsError),
+    /// RAM is missing where a table goes.
+    #[error("there is no RAM for a table of {len} bytes at {at:#x}")]
+    Table {
+        /// Guest-physical address.
+        at: u64,
+        /// Bytes.
+        len: usize,
+    },
+}

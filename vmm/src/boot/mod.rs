@@ -1,0 +1,10 @@
+//! Puts into guest memory what runs first, and says how the first vCPU enters it.
+
+mod elf;
+mod firmware;
+mod kernel;
+mod load;
+
+pub use firmware::{Firmware, FirmwareError};
+pub use kernel::{Kernel, KernelError};
+pub use load::{BootError, BootInputs, load_kernel, put};

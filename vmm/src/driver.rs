@@ -1,0 +1,238 @@
+//! The main loop: waits for the guest's end, signals, and characters to pass between the host and the serial line.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use devices::legacy::{Console, Drained, PowerEvent, Serial};
+use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use thiserror::Error;
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::signals::Signals;
+use crate::vcpu::Ended;
+
+/// Why the guest is to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The guest asked.
+    Power(PowerEvent),
+    /// A vCPU cannot go on.
+    Vcpu(Ended),
+    /// A signal asked.
+    Signal(i32),
+    /// The user typed the escape.
+    Escape,
+}
+
+/// Where vCPUs and devices say that the guest is to stop. The first word counts.
+pub struct Ending {
+    first: Mutex<Option<End>>,
+    event: EventFd,
+    /// vCPUs leave at their next exit.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Ending {
+    /// Nobody said anything yet.
+    pub fn new() -> io::Result<Arc<Self>> {
+        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        Ok(Arc::new(Self { first: Mutex::new(None), event, stop: Arc::default() }))
+    }
+
+    /// The guest is to stop. Returns at once; the vCPU that calls does not run another instruction.
+    pub fn say(&self, end: End) {
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(end);
+        self.stop.store(true, Ordering::Release);
+        // A full counter is readable already.
+        let _ = self.event.write(1);
+    }
+
+    fn get(&self) -> Option<End> {
+        *self.first.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A serial line connected to standard input.
+pub struct Input {
+    /// The line.
+    pub serial: Arc<Serial>,
+    /// Where characters come from.
+    pub from: OwnedFd,
+    /// Whether Ctrl-A is an escape: x ends the machine, a second Ctrl-A is passed on.
+    pub escape: bool,
+    /// Signalled when a full line has room again.
+    pub resume: Arc<EventFd>,
+}
+
+struct Driver {
+    ending: Arc<Ending>,
+    signals: Signals,
+    consoles: Vec<Arc<Console>>,
+    input: Option<Input>,
+    pending: Vec<u8>,
+    escaped: bool,
+    end: Option<End>,
+}
+
+const ENDING: u32 = 0;
+const SIGNAL: u32 = 1;
+const INPUT: u32 = 2;
+const RESUME: u32 = 3;
+/// Console n wakes by data `WAKE + 2 n` and is writable by `WAKE + 2 n + 1`.
+const WAKE: u32 = 16;
+
+/// Runs until the guest is to stop.
+pub fn run(
+    ending: &Arc<Ending>,
+    signals: Signals,
+    consoles: Vec<Arc<Console>>,
+    input: Option<Input>,
+) -> Result<End, DriverError> {
+    let mut manager = EventManager::new().map_err(DriverError::Loop)?;
+    let driver = Driver { ending: Arc::clone(ending), signals, consoles, input, pending: Vec::new(), escaped: false, end: None };
+    let driver = manager.add_subscriber(driver);
+    loop {
+        manager.run().map_err(DriverError::Loop)?;
+        if let Some(end) = manager.subscriber_mut(driver).map_err(DriverError::Loop)?.end {
+            return Ok(end);
+        }
+    }
+}
+
+impl MutEventSubscriber for Driver {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        add(ops, &self.ending.event, ENDING, EventSet::IN);
+        add(ops, self.signals.event(), SIGNAL, EventSet::IN);
+        for (console, data) in self.consoles.iter().zip((WAKE..).step_by(2)) {
+            add(ops, console.wake(), data, EventSet::IN);
+        }
+        if let Some(input) = &self.input {
+            add(ops, &*input.resume, RESUME, EventSet::IN);
+            // A regular file cannot be waited for; it is read when the line has room.
+            if ops.add(Events::with_data(&input.from, INPUT, EventSet::IN)).is_err() {
+                let _ = input.resume.write(1);
+            }
+        }
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        match events.data() {
+            ENDING => self.end = self.ending.get(),
+            SIGNAL => self.end = self.signals.take().map(End::Signal).or(self.end),
+            INPUT => self.read(ops),
+            RESUME => self.resume(ops),
+            data => self.drain(data, ops),
+        }
+    }
+}
+
+impl Driver {
+    fn drain(&self, data: u32, ops: &mut EventOps<'_>) {
+        let index = usize::try_from((data - WAKE) / 2).unwrap_or(usize::MAX);
+        let Some(console) = self.consoles.get(index) else { return };
+        let output = Events::with_data(&raw_of(console.output()), data | 1, EventSet::OUT);
+        let waits_for_output = data & 1 == 1;
+        match (console.drain(), waits_for_output) {
+            // What cannot be waited for is always writable: come back at once.
+            (Drained::Waiting, false) if ops.add(output).is_err() => console.wake_up(),
+            (Drained::Empty, true) => {
+                let _ = ops.remove(output);
+            }
+            _ => {}
+        }
+    }
+
+    fn read(&mut self, ops: &mut EventOps<'_>) {
+        let Some(input) = &self.input else { return };
+        let mut buffer = [0; 1024];
+        let room = input.serial.room().min(buffer.len());
+        let Some(buffer) = buffer.get_mut(..room).filter(|buffer| !buffer.is_empty()) else {
+            let _ = ops.remove(Events::with_data(&input.from, INPUT, EventSet::IN));
+            return;
+        };
+        match rustix::io::read(&input.from, &mut *buffer) {
+            Ok(0) => {
+                // The other side closed it. The guest goes on without input.
+                let _ = ops.remove(Events::with_data(&input.from, INPUT, EventSet::IN));
+                self.input = None;
+            }
+            Ok(count) => {
+                let typed = buffer.get(..count).unwrap_or_default().to_vec();
+                self.type_in(&typed);
+            }
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+            Err(error) => {
+                log::warn!("cannot read standard input: {error}; the guest gets no more input");
+                let _ = ops.remove(Events::with_data(&input.from, INPUT, EventSet::IN));
+                self.input = None;
+            }
+        }
+    }
+
+    fn type_in(&mut self, typed: &[u8]) {
+        let Some(input) = &self.input else { return };
+        const CTRL_A: u8 = 1;
+        for byte in typed {
+            match (input.escape, self.escaped, *byte) {
+                (true, false, CTRL_A) => self.escaped = true,
+                (true, true, b'x') => self.end = Some(End::Escape),
+                (true, true, byte) => {
+                    self.escaped = false;
+                    if byte != CTRL_A {
+                        self.pending.push(CTRL_A);
+                    }
+                    self.pending.push(byte);
+                }
+                (_, _, byte) => self.pending.push(byte),
+            }
+        }
+        let taken = input.serial.enqueue(&self.pending);
+        self.pending.drain(..taken.min(self.pending.len()));
+    }
+
+    fn resume(&mut self, ops: &mut EventOps<'_>) {
+        self.type_in(&[]);
+        let Some(input) = &self.input else { return };
+        let _ = input.resume.read();
+        if ops.add(Events::with_data(&input.from, INPUT, EventSet::IN)).is_err() {
+            // Either it is waited for already, or it is a regular file: both are served by a read.
+            self.read(ops);
+            if let Some(input) = self.input.as_ref().filter(|input| is_file(input.from.as_fd()) && input.serial.room() > 0) {
+                let _ = input.resume.write(1);
+            }
+        }
+    }
+}
+
+fn is_file(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file())
+}
+
+struct Raw(i32);
+
+impl AsRawFd for Raw {
+    fn as_raw_fd(&self) -> i32 {
+        self.0
+    }
+}
+
+fn raw_of(fd: BorrowedFd<'_>) -> Raw {
+    Raw(fd.as_raw_fd())
+}
+
+fn add(ops: &mut EventOps<'_>, fd: &dyn AsRawFd, data: u32, set: EventSet) {
+    if let Err(error) = ops.add(Events::with_data(&Raw(fd.as_raw_fd()), data, set)) {
+        log::error!("cannot wait for an event: {error:?}");
+    }
+}
+
+/// A main loop that cannot run.
+#[derive(Debug, Error)]
+pub enum DriverError {
+    /// epoll.
+    #[error("cannot wait for events: {0:?}")]
+    Loop(event_manager::Error),
+}

@@ -1,0 +1,206 @@
+//! Carries effects out: opens and closes windows, sets memory slots and DMA maps. The only place that does.
+//!
+//! A hidden BAR often comes back to the same place (guests switch decoding off to size it), so its memory slots and DMA
+//! maps stay until it moves, another BAR takes the place, or it leaves. Guests that read it meanwhile see stale memory of
+//! their own device, nothing else.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pci::bar::{BarIndex, Size};
+use pci::effect::Effect;
+use pci::function::{BarPiece, FunctionId, Shared};
+
+use crate::address_space::{AddressSpace, Answer};
+use crate::kvm::Slots;
+
+/// DMA maps of passed-through functions: RAM and peers' BARs.
+pub trait DmaDomain: Send {
+    /// Maps a BAR's memory. A refusal is reported by the domain, which knows who loses what; the machine goes on.
+    fn map_bar(&mut self, owner: FunctionId, bar: BarIndex, at: u64, len: u64, host: u64) -> bool;
+    /// Takes the map away.
+    fn unmap_bar(&mut self, owner: FunctionId, bar: BarIndex, at: u64, len: u64);
+}
+
+/// What effects need to know of an endpoint.
+pub struct Endpoint {
+    /// For messages.
+    pub name: String,
+    /// The function.
+    pub function: Shared,
+    /// What its DMA port looks at.
+    pub bus_master: Arc<AtomicBool>,
+    /// Whether its BAR memory is a host device's and goes into the DMA domain.
+    pub hardware: bool,
+    /// Size and pieces of each BAR.
+    pub bars: BTreeMap<BarIndex, (u64, Vec<BarPiece>)>,
+}
+
+struct Mapped {
+    at: u64,
+    size: u64,
+    reachable: bool,
+    slots: Vec<u32>,
+    dma: Vec<(u64, u64)>,
+}
+
+/// Counts of what was changed since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MapCounts {
+    /// Memory slots of BARs that were set.
+    pub slots: u64,
+    /// DMA maps of BARs that were made.
+    pub dma: u64,
+}
+
+/// Where each BAR is mapped, and the means to change it.
+pub struct Mapper {
+    slots: Slots,
+    space: Arc<AddressSpace>,
+    domain: Option<Box<dyn DmaDomain>>,
+    endpoints: BTreeMap<FunctionId, Endpoint>,
+    mapped: BTreeMap<(FunctionId, BarIndex), Mapped>,
+    counts: BTreeMap<(FunctionId, BarIndex), MapCounts>,
+}
+
+impl Mapper {
+    /// Nothing mapped.
+    #[must_use]
+    pub fn new(slots: Slots, space: Arc<AddressSpace>, domain: Option<Box<dyn DmaDomain>>) -> Self {
+        Self { slots, space, domain, endpoints: BTreeMap::new(), mapped: BTreeMap::new(), counts: BTreeMap::new() }
+    }
+
+    /// Makes an endpoint known, before any effect names it.
+    pub fn add(&mut self, id: FunctionId, endpoint: Endpoint) {
+        self.endpoints.insert(id, endpoint);
+    }
+
+    /// The memory slots, for RAM.
+    pub const fn slots(&mut self) -> &mut Slots {
+        &mut self.slots
+    }
+
+    /// How often each BAR was mapped.
+    pub fn counts(&self) -> impl Iterator<Item = (&str, BarIndex, MapCounts)> + '_ {
+        self.counts.iter().filter_map(|((id, bar), counts)| Some((self.endpoints.get(id)?.name.as_str(), *bar, *counts)))
+    }
+
+    /// Carries out the effects of one write. Call with the hierarchy's lock held, so that writes take effect in order.
+    pub fn apply(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            match *effect {
+                Effect::Map { function, bar, at } => self.map((function, bar), at),
+                Effect::Hide { function, bar } => self.hide((function, bar)),
+                Effect::BusMaster { function, on } => {
+                    if let Some(endpoint) = self.endpoints.get(&function) {
+                        endpoint.bus_master.store(on, Ordering::Release);
+                    }
+                }
+            }
+        }
+    }
+
+    fn map(&mut self, key: (FunctionId, BarIndex), at: u64) {
+        if self.mapped.get(&key).is_some_and(|mapped| mapped.at != at) {
+            self.unmap(key);
+        }
+        if !self.mapped.contains_key(&key) {
+            self.make_room(key, at);
+            self.set(key, at);
+        }
+        if self.mapped.get_mut(&key).is_some_and(|mapped| !std::mem::replace(&mut mapped.reachable, true)) {
+            self.open(key, at);
+        }
+    }
+
+    fn hide(&mut self, key: (FunctionId, BarIndex)) {
+        if let Some(mapped) = self.mapped.get_mut(&key)
+            && std::mem::replace(&mut mapped.reachable, false)
+        {
+            let at = mapped.at;
+            for (offset, ..) in self.pieces(key) {
+                self.space.close(at + offset);
+            }
+        }
+    }
+
+    /// Drops what hidden BARs still hold where `key` shall go.
+    fn make_room(&mut self, key: (FunctionId, BarIndex), at: u64) {
+        let Some((size, _)) = self.endpoints.get(&key.0).and_then(|endpoint| endpoint.bars.get(&key.1)) else { return };
+        let end = at.saturating_add(*size);
+        let overlaps = |mapped: &Mapped| !mapped.reachable && mapped.at < end && at < mapped.at.saturating_add(mapped.size);
+        let stale: Vec<_> = self.mapped.iter().filter(|(_, mapped)| overlaps(mapped)).map(|(key, _)| *key).collect();
+        for key in stale {
+            self.unmap(key);
+        }
+    }
+
+    fn set(&mut self, key: (FunctionId, BarIndex), at: u64) {
+        let Some(endpoint) = self.endpoints.get(&key.0) else { return };
+        let Some((size, pieces)) = endpoint.bars.get(&key.1) else { return };
+        let mut mapped = Mapped { at, size: *size, reachable: false, slots: Vec::new(), dma: Vec::new() };
+        let counts = self.counts.entry(key).or_default();
+        for piece in pieces {
+            let BarPiece::Direct { offset, len, pages } = *piece else { continue };
+            // SAFETY: a function keeps the memory of its direct pieces mapped while it is attached, and the machine ends
+            // its vCPU threads before it lets go of any function.
+            match unsafe { self.slots.add(at + offset, len, pages.host_address) } {
+                Ok(slot) => {
+                    counts.slots += 1;
+                    mapped.slots.push(slot);
+                }
+                Err(error) => log::error!(
+                    "{} BAR {} at {:#x}: {error}; its {} leave the guest one access at a time",
+                    endpoint.name,
+                    key.1,
+                    at + offset,
+                    Size(len)
+                ),
+            }
+            if endpoint.hardware
+                && let Some(domain) = &mut self.domain
+                && domain.map_bar(key.0, key.1, at + offset, len, pages.host_address)
+            {
+                counts.dma += 1;
+                mapped.dma.push((at + offset, len));
+            }
+        }
+        self.mapped.insert(key, mapped);
+    }
+
+    fn unmap(&mut self, key: (FunctionId, BarIndex)) {
+        self.hide(key);
+        let Some(mapped) = self.mapped.remove(&key) else { return };
+        for slot in mapped.slots {
+            self.slots.remove(slot);
+        }
+        if let Some(domain) = &mut self.domain {
+            for (at, len) in mapped.dma {
+                domain.unmap_bar(key.0, key.1, at, len);
+            }
+        }
+    }
+
+    fn open(&self, key: (FunctionId, BarIndex), at: u64) {
+        let Some(endpoint) = self.endpoints.get(&key.0) else { return };
+        for (offset, len, pages) in self.pieces(key) {
+            let answer = match pages {
+                Some(pages) => Answer::Memory(pages),
+                None => Answer::Function { function: Arc::clone(&endpoint.function), bar: key.1, offset },
+            };
+            self.space.open(at + offset, len, answer);
+        }
+    }
+
+    fn pieces(&self, key: (FunctionId, BarIndex)) -> Vec<(u64, u64, Option<pci::function::Pages>)> {
+        let pieces = self.endpoints.get(&key.0).and_then(|endpoint| endpoint.bars.get(&key.1));
+        let pieces = pieces.into_iter().flat_map(|(_, pieces)| pieces);
+        pieces
+            .map(|piece| match *piece {
+                BarPiece::Trapped { offset, len } => (offset, len, None),
+                BarPiece::Direct { offset, len, pages } => (offset, len, Some(pages)),
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,67 @@
+//! Looks at the host functions that a configuration names, and judges them before anything is opened.
+
+use std::path::Path;
+
+use api::config::{DeviceKind, VmConfig};
+use pci::topology::EndpointSpec;
+use thiserror::Error;
+
+use super::check::{CheckError, Wanted, check, check_memlock};
+use super::limits::memlock;
+use super::scan::{ScanError, resolve, scan};
+use crate::spec::{self, Host};
+
+/// Where sysfs is.
+const SYSFS: &str = "/sys";
+
+/// What the host has for this guest. Nothing is looked at when no host function is named.
+pub fn look(config: &VmConfig) -> Result<Host, HostError> {
+    look_below(Path::new(SYSFS), config)
+}
+
+fn look_below(sysfs: &Path, config: &VmConfig) -> Result<Host, HostError> {
+    let mut wanted = Vec::new();
+    for (name, device) in spec::names(config) {
+        if let DeviceKind::Vfio(vfio) = &device.kind {
+            let at = resolve(&vfio.path.to_string_lossy()).map_err(|source| HostError::Device { name: name.clone(), source })?;
+            wanted.push(Wanted { name, at });
+        }
+    }
+    if wanted.is_empty() {
+        return Ok(Host::default());
+    }
+    let addresses: Vec<_> = wanted.iter().map(|device| device.at).collect();
+    let tree = scan(sysfs, &addresses)?;
+    for warning in check(&tree, &wanted)? {
+        log::warn!("{warning}");
+    }
+    let limits = memlock();
+    check_memlock(limits.limit, config.memory.size.bytes(), limits.capable)?;
+    let endpoints = addresses.iter().filter_map(|at| {
+        let node = tree.get(*at)?;
+        Some((*at, EndpointSpec { ids: node.ids, bars: node.bars, interrupt_pin: node.interrupt_pin }))
+    });
+    let endpoints = endpoints.collect();
+    let wanted = wanted.into_iter().map(|device| (device.name, device.at)).collect();
+    Ok(Host { tree, wanted, endpoints })
+}
+
+/// A host that cannot give what is wanted.
+#[derive(Debug, Error)]
+pub enum HostError {
+    /// A device that is written wrongly.
+    #[error("device {name}")]
+    Device {
+        /// The device.
+        name: String,
+        /// Why.
+        #[source]
+        source: ScanError,
+    },
+    /// sysfs cannot be read.
+    #[error(transparent)]
+    Scan(#[from] ScanError),
+    /// A device cannot be passed through.
+    #[error(transparent)]
+    Check(#[from] CheckError),
+}

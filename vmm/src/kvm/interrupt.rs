@@ -1,0 +1,141 @@
+//! Interrupts that Banyan itself raises: messages, edges and shared level-triggered wires.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use kvm_bindings::kvm_msi;
+use kvm_ioctls::VmFd;
+use pci::seams::{IntxEvents, IntxLine, MsiMessage, MsiPort};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::gsi::{borrow, halves};
+
+/// Sends messages by KVM_SIGNAL_MSI: no route, no eventfd.
+pub struct SignalMsi(pub Arc<VmFd>);
+
+impl MsiPort for SignalMsi {
+    fn send(&self, message: MsiMessage) {
+        let (address_lo, address_hi) = halves(message.address);
+        let msi = kvm_msi { address_lo, address_hi, data: message.data, ..Default::default() };
+        // A message that no local APIC takes is the guest's own doing; on hardware it is lost as well.
+        let _ = self.0.signal_msi(msi);
+    }
+}
+
+/// An edge-triggered pin, such as the serial port's.
+pub struct EdgeLine {
+    vm: Arc<VmFd>,
+    gsi: u32,
+}
+
+impl EdgeLine {
+    /// Pin `gsi` of the I/O APIC.
+    #[must_use]
+    pub const fn new(vm: Arc<VmFd>, gsi: u32) -> Self {
+        Self { vm, gsi }
+    }
+
+    /// One edge.
+    pub fn pulse(&self) -> io::Result<()> {
+        self.vm.set_irq_line(self.gsi, true)?;
+        self.vm.set_irq_line(self.gsi, false)?;
+        Ok(())
+    }
+}
+
+/// A level-triggered GSI with several functions on it: high while any of them asserts.
+pub struct SharedIntx {
+    vm: Arc<VmFd>,
+    gsi: u32,
+    asserting: Mutex<u32>,
+    events: Mutex<Vec<Weak<Events>>>,
+}
+
+impl SharedIntx {
+    /// The wire to `gsi`.
+    #[must_use]
+    pub fn new(vm: Arc<VmFd>, gsi: u32) -> Arc<Self> {
+        Arc::new(Self { vm, gsi, asserting: Mutex::new(0), events: Mutex::default() })
+    }
+
+    /// One function's end of the wire.
+    #[must_use]
+    pub fn line(self: &Arc<Self>) -> Box<dyn IntxLine> {
+        Box::new(Line { wire: Arc::clone(self), level: AtomicBool::new(false) })
+    }
+
+    /// A hardware function's end: KVM raises the wire at the trigger and tells by the resample event when the guest is
+    /// done with it. Takes effect with [`SharedIntx::attach`].
+    pub fn events(self: &Arc<Self>) -> io::Result<Box<dyn IntxEvents>> {
+        let (trigger, resample) = (EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?, EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let events = Arc::new(Events { wire: Arc::clone(self), trigger, resample, attached: AtomicBool::new(false) });
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&events));
+        Ok(Box::new(EventsHandle(events)))
+    }
+
+    /// Connects the hardware ends. The interrupt controller must exist.
+    pub fn attach(&self) -> io::Result<()> {
+        for events in self.events.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade) {
+            if !events.attached.swap(true, Ordering::Relaxed) {
+                self.vm.register_irqfd_with_resample(&events.trigger, &events.resample, self.gsi)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Line {
+    wire: Arc<SharedIntx>,
+    level: AtomicBool,
+}
+
+impl IntxLine for Line {
+    fn set(&self, level: bool) {
+        let mut asserting = self.wire.asserting.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.level.swap(level, Ordering::Relaxed) == level {
+            return;
+        }
+        *asserting = if level { *asserting + 1 } else { *asserting - 1 };
+        let edge = *asserting == u32::from(level);
+        if edge && let Err(error) = self.wire.vm.set_irq_line(self.wire.gsi, level) {
+            log::error!("cannot set interrupt line {}: {error}", self.wire.gsi);
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
+struct Events {
+    wire: Arc<SharedIntx>,
+    trigger: EventFd,
+    resample: EventFd,
+    attached: AtomicBool,
+}
+
+struct EventsHandle(Arc<Events>);
+
+impl IntxEvents for EventsHandle {
+    fn trigger(&self) -> BorrowedFd<'_> {
+        borrow(&self.0.trigger)
+    }
+
+    fn resample(&self) -> BorrowedFd<'_> {
+        borrow(&self.0.resample)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if self.attached.load(Ordering::Relaxed)
+            && let Err(error) = self.wire.vm.unregister_irqfd(&self.trigger, self.wire.gsi)
+        {
+            log::error!("cannot detach interrupt line {}: {error}", self.wire.gsi);
+        }
+    }
+}

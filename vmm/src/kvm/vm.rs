@@ -1,0 +1,158 @@
+//! Opens /dev/kvm and creates the VM: what the host offers, and the order in which parts of a VM come to exist.
+//!
+//! Memory slots are set before the interrupt controller and vCPUs exist: afterwards each change waits for an SRCU grace
+//! period (milliseconds in place of microseconds). [`Vm::create_interrupt_controller`] marks that point.
+
+use std::io;
+use std::sync::Arc;
+
+use kvm_bindings::{CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES, kvm_create_device, kvm_device_type_KVM_DEV_TYPE_VFIO};
+use kvm_ioctls::{Cap, DeviceFd, Kvm, VcpuFd, VmFd};
+use thiserror::Error;
+
+/// Three pages for KVM's real-mode emulation on Intel hosts and one for its identity map: below the firmware, in no window.
+const IDENTITY_MAP: u64 = 0xFEFF_C000;
+const TSS: usize = 0xFEFF_D000;
+
+/// A KVM virtual machine.
+pub struct Vm {
+    kvm: Kvm,
+    fd: Arc<VmFd>,
+}
+
+impl Vm {
+    /// Creates an empty VM. Fails with what to do when /dev/kvm is absent, refused or too old.
+    pub fn new() -> Result<Self, KvmError> {
+        let kvm = Kvm::new().map_err(|error| match error.errno() {
+            libc::ENOENT | libc::ENXIO | libc::ENODEV => KvmError::Absent { source: error.into() },
+            libc::EACCES | libc::EPERM => KvmError::Refused { source: error.into() },
+            _ => KvmError::Open { source: error.into() },
+        })?;
+        let version = kvm.get_api_version();
+        if u32::try_from(version).ok() != Some(KVM_API_VERSION) {
+            return Err(KvmError::Version { version, needed: KVM_API_VERSION });
+        }
+        let missing: Vec<&str> = [
+            (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
+            (Cap::Irqfd, "KVM_CAP_IRQFD"),
+            (Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI"),
+            (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+            (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+        ]
+        .into_iter()
+        .filter_map(|(cap, name)| (!kvm.check_extension(cap)).then_some(name))
+        .collect();
+        if !missing.is_empty() {
+            return Err(KvmError::Missing { what: missing.join(", ") });
+        }
+        let fd = kvm.create_vm().map_err(|error| KvmError::step("create a virtual machine", error))?;
+        Ok(Self { kvm, fd: Arc::new(fd) })
+    }
+
+    /// The VM's descriptor, for parts that inject interrupts or set memory slots.
+    #[must_use]
+    pub fn fd(&self) -> Arc<VmFd> {
+        Arc::clone(&self.fd)
+    }
+
+    /// The most vCPUs that the host supports.
+    #[must_use]
+    pub fn max_cpus(&self) -> usize {
+        self.kvm.get_max_vcpus()
+    }
+
+    /// Memory slots that the host supports.
+    #[must_use]
+    pub fn max_slots(&self) -> u32 {
+        u32::try_from(self.kvm.get_nr_memslots()).unwrap_or(u32::MAX)
+    }
+
+    /// CPUID leaves that KVM can show a guest on this host.
+    pub fn supported_cpuid(&self) -> Result<CpuId, KvmError> {
+        self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(|error| KvmError::step("read the supported CPUID", error))
+    }
+
+    /// Creates local APICs, I/O APIC and PICs in the kernel. Set all memory slots before.
+    pub fn create_interrupt_controller(&self) -> Result<(), KvmError> {
+        self.fd.set_identity_map_address(IDENTITY_MAP).map_err(|error| KvmError::step("set the identity map", error))?;
+        self.fd.set_tss_address(TSS).map_err(|error| KvmError::step("set the TSS address", error))?;
+        self.fd.create_irq_chip().map_err(|error| KvmError::step("create the interrupt controller", error))
+    }
+
+    /// Creates vCPU `id`.
+    pub fn create_vcpu(&self, id: u8) -> Result<VcpuFd, KvmError> {
+        self.fd.create_vcpu(u64::from(id)).map_err(|error| KvmError::Vcpu { id, source: error.into() })
+    }
+
+    /// Creates the pseudo-device through which KVM learns of VFIO groups (device coherency).
+    pub fn create_vfio_device(&self) -> Result<DeviceFd, KvmError> {
+        let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
+        self.fd.create_device(&mut device).map_err(|error| KvmError::step("create the KVM VFIO device", error))
+    }
+}
+
+/// What /dev/kvm refuses.
+#[derive(Debug, Error)]
+pub enum KvmError {
+    /// No device node or no module behind it.
+    #[error("cannot open /dev/kvm: load the module kvm_intel or kvm_amd, and enable virtualization in the firmware")]
+    Absent {
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// No permission.
+    #[error("cannot open /dev/kvm: add the user to the group kvm, or run as root")]
+    Refused {
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Another reason.
+    #[error("cannot open /dev/kvm")]
+    Open {
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Not the API that all kernels since 2.6.22 have.
+    #[error("/dev/kvm speaks API version {version}, {needed} is needed")]
+    Version {
+        /// Found.
+        version: i32,
+        /// Needed.
+        needed: u32,
+    },
+    /// A feature is not there.
+    #[error("this kernel's KVM lacks {what}: Linux 4.13 or newer is needed")]
+    Missing {
+        /// Capability names.
+        what: String,
+    },
+    /// A vCPU.
+    #[error("cannot create vCPU {id}")]
+    Vcpu {
+        /// Its number.
+        id: u8,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A step of the set-up.
+    #[error("cannot {what}")]
+    Step {
+        /// The step.
+        what: &'static str,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl KvmError {
+    /// A failed ioctl, named by what it was for.
+    #[must_use]
+    pub fn step(what: &'static str, error: kvm_ioctls::Error) -> Self {
+        Self::Step { what, source: error.into() }
+    }
+}

@@ -1,0 +1,47 @@
+//! Writes log records to standard error or a file, one line each.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use log::{LevelFilter, Log, Metadata, Record};
+
+struct Logger {
+    start: Instant,
+    file: Option<File>,
+}
+
+static LOGGER: OnceLock<Logger> = OnceLock::new();
+
+/// Starts logging. Only the first call has an effect.
+pub fn start(level: LevelFilter, file: Option<File>) {
+    let logger = LOGGER.get_or_init(|| Logger { start: Instant::now(), file });
+    if log::set_logger(logger).is_ok() {
+        log::set_max_level(level);
+    }
+}
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= log::max_level()
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        let level = record.level().as_str().to_ascii_lowercase();
+        let line = match &self.file {
+            Some(_) => format!("{:.6} {level} {}: {}\n", self.start.elapsed().as_secs_f64(), record.target(), record.args()),
+            None => format!("banyan: {level}: {}\n", record.args()),
+        };
+        // A log that cannot be written has nowhere to say so.
+        let _ = match &self.file {
+            Some(file) => (&*file).write_all(line.as_bytes()),
+            None => io::stderr().write_all(line.as_bytes()),
+        };
+    }
+
+    fn flush(&self) {}
+}

@@ -1,0 +1,275 @@
+//! A running machine: owns everything in the order in which it must end, and builds it in the order that KVM likes.
+//!
+//! All memory slots are set before the interrupt controller and the vCPUs exist (see [`crate::kvm::Vm`]), so endpoints are
+//! made and everything that the plan makes reachable is mapped first.
+
+use std::sync::Arc;
+
+use api::config::{MemoryConfig, Payload, VmConfig};
+use arch::memory_map::Range;
+use arch::x86_64::acpi::{self, AcpiError};
+use arch::x86_64::regs::Entry;
+use arch::x86_64::{layout, smbios};
+use devices::legacy::{ConsoleSink, Serial};
+use kvm_bindings::CpuId;
+use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::address_space::AddressSpace;
+use crate::boot::{self, BootError, BootInputs, Firmware, FirmwareError, Kernel, KernelError};
+use crate::counters::Report;
+use crate::driver::{End, Ending};
+use crate::effects::Mapper;
+use crate::endpoints::{self, EndpointError};
+use crate::kvm::{GsiTable, KvmError, SlotError, Slots, Vm};
+use crate::memory::{self, Backing, MemoryError};
+use crate::pci_bus::PciBus;
+use crate::plan::MachinePlan;
+use crate::ports::{self, PortsError};
+use crate::spec::Spec;
+use crate::vcpu::{self, Runner, SetupError, ThreadError, Threads};
+
+/// What is made before a machine and outlives it.
+pub struct Surroundings {
+    /// Where the serial line's output goes.
+    pub serial: Arc<dyn ConsoleSink>,
+    /// Where the debug console's output goes; `None` leaves its port empty.
+    pub debug_console: Option<Arc<dyn ConsoleSink>>,
+    /// Signalled when a full serial line has room again.
+    pub resume: Arc<EventFd>,
+}
+
+/// What the machine is made of.
+pub struct Parts<'a> {
+    /// As configured.
+    pub config: &'a VmConfig,
+    /// By name.
+    pub spec: &'a Spec,
+    /// By number.
+    pub plan: &'a MachinePlan,
+    /// CPUID of the host.
+    pub cpuid: &'a CpuId,
+    /// What outlives it.
+    pub surroundings: &'a Surroundings,
+}
+
+/// A machine whose vCPUs run.
+pub struct Machine {
+    threads: Threads,
+    /// The serial line, for input.
+    pub serial: Arc<Serial>,
+    /// Where its end is announced.
+    pub ending: Arc<Ending>,
+    pci: Arc<PciBus>,
+    routes: GsiTable,
+    ram: GuestMemoryMmap,
+    _firmware: Option<GuestMemoryMmap>,
+    _vm: Vm,
+}
+
+impl Machine {
+    /// Builds and starts a machine in `vm`. `ram` is that of the machine before a reset.
+    pub fn start(vm: Vm, parts: &Parts<'_>, ram: Option<GuestMemoryMmap>) -> Result<Self, MachineError> {
+        let (config, plan) = (parts.config, parts.plan);
+        let payload = Image::open(config.payload.as_ref().ok_or(MachineError::NothingToRun)?)?;
+        let ending = Ending::new().map_err(MachineError::Event)?;
+        let passthrough = endpoints::passes_through(parts.spec);
+        let ram = match ram {
+            Some(ram) => ram,
+            None => new_ram(&config.memory, plan, passthrough)?,
+        };
+        let mut slots = Slots::new(vm.fd(), vm.max_slots());
+        for region in memory::regions(&ram) {
+            // SAFETY: `ram` is kept by the machine until its vCPUs have ended.
+            unsafe { slots.add(region.at, region.len, region.host) }?;
+        }
+        let firmware = match (&payload, plan.map.firmware) {
+            (Image::Firmware(image), Some(range)) => Some(map_firmware(&mut slots, &ram, image, range)?),
+            _ => None,
+        };
+        let space = AddressSpace::new(ram.clone());
+        let routes = GsiTable::new(vm.fd());
+        let made = endpoints::make(&vm, parts.spec, plan, &ram, &space, &routes)?;
+        let mut mapper = Mapper::new(slots, Arc::clone(&space), made.domain);
+        for (id, endpoint) in made.endpoints {
+            mapper.add(id, endpoint);
+        }
+        let pci = Arc::new(PciBus::new(made.hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
+        vm.create_interrupt_controller()?;
+        for wire in made.wires {
+            wire.attach().map_err(MachineError::Event)?;
+        }
+        let entry = load(&ram, payload, parts)?;
+        let vcpus = vcpu::create(&vm, config.cpus.count, parts.cpuid.as_slice(), plan.map.physical_address_bits, entry.as_ref())?;
+        let (ports, serial) = ports::wire(&vm, config, parts.surroundings, &ending, &pci)?;
+        let runner = Arc::new(Runner {
+            ports,
+            pci: Arc::clone(&pci),
+            space,
+            stop: Arc::clone(&ending.stop),
+            ended: {
+                let ending = Arc::clone(&ending);
+                Box::new(move |ended| ending.say(End::Vcpu(ended)))
+            },
+        });
+        let threads = Threads::start(vcpus, &runner)?;
+        Ok(Self { threads, serial, ending, pci, routes, ram, _firmware: firmware, _vm: vm })
+    }
+
+    /// Ends the vCPUs and the endpoints. Returns RAM as the guest left it.
+    pub fn stop(&mut self) -> GuestMemoryMmap {
+        self.threads.stop();
+        self.pci.detach();
+        self.ram.clone()
+    }
+
+    /// What the guest cost, for `--counters`.
+    #[must_use]
+    pub fn counters(&self) -> Report {
+        Report::new(&self.threads, &self.pci, &self.routes)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+enum Image {
+    Kernel(Box<Kernel>),
+    Firmware(Firmware),
+}
+
+impl Image {
+    fn open(payload: &Payload) -> Result<Self, MachineError> {
+        Ok(match payload {
+            Payload::Kernel(kernel) => Self::Kernel(Box::new(Kernel::open(&kernel.path, kernel.load_address)?)),
+            Payload::Firmware(path) => Self::Firmware(Firmware::read(path)?),
+        })
+    }
+
+    /// Firmware needs the ports; Linux uses ECAM for everything when they stay silent, which costs fewer exits, unless its
+    /// command line takes ECAM away.
+    fn wants_config_ports(&self, config: &VmConfig) -> bool {
+        match (config.pcie.cf8, &config.payload, self) {
+            (api::config::Cf8::On, ..) => true,
+            (api::config::Cf8::Off, ..) => false,
+            (api::config::Cf8::Auto, Some(Payload::Kernel(kernel)), Self::Kernel(_)) => {
+                let mut words = kernel.cmdline.split_ascii_whitespace();
+                words.any(|word| matches!(word, "acpi=off" | "pci=nommconf" | "noacpi" | "pci=conf1"))
+            }
+            (api::config::Cf8::Auto, ..) => true,
+        }
+    }
+}
+
+fn new_ram(config: &MemoryConfig, plan: &MachinePlan, passthrough: bool) -> Result<GuestMemoryMmap, MachineError> {
+    let backing = Backing {
+        shared: config.shared,
+        huge_page: config.hugepages.map(|page| page.size().bytes()),
+        transparent_huge_pages: passthrough || config.prefault,
+    };
+    let ram = memory::create(&plan.map.ram, backing)?;
+    if config.prefault {
+        let cpus = std::thread::available_parallelism().map_or(1, |cpus| u16::try_from(cpus.get()).unwrap_or(u16::MAX));
+        let threads = config.prefault_threads.map_or(cpus.min(16), std::num::NonZero::get);
+        let total = config.size.bytes() >> 20;
+        let done = std::sync::atomic::AtomicU64::new(0);
+        memory::prefault(&ram, threads, &|bytes| {
+            let done = done.fetch_add(bytes >> 20, std::sync::atomic::Ordering::Relaxed) + (bytes >> 20);
+            log::info!("prefault: {done} of {total} MiB");
+        })?;
+    }
+    Ok(ram)
+}
+
+/// Maps the image read-only below 4 GiB and copies its end below 1 MiB, where real-mode firmware runs.
+fn map_firmware(
+    slots: &mut Slots,
+    ram: &GuestMemoryMmap,
+    image: &Firmware,
+    range: Range,
+) -> Result<GuestMemoryMmap, MachineError> {
+    let rom = memory::create(&[range], Backing::default())?;
+    boot::put(&rom, range.start, &image.bytes)?;
+    for region in memory::regions(&rom) {
+        // SAFETY: `rom` is kept by the machine until its vCPUs have ended.
+        unsafe { slots.add_read_only(region.at, region.len, region.host) }?;
+    }
+    let real_mode = layout::SMBIOS.end - layout::SMBIOS.start;
+    let end = image.bytes.len().saturating_sub(usize::try_from(real_mode).unwrap_or(0));
+    let end = image.bytes.get(end..).unwrap_or_default();
+    boot::put(ram, layout::SMBIOS.end - end.len() as u64, end)?;
+    Ok(rom)
+}
+
+/// Puts what runs first, and the tables that it finds, into RAM; says how a kernel is entered.
+fn load(ram: &GuestMemoryMmap, payload: Image, parts: &Parts<'_>) -> Result<Option<Entry>, MachineError> {
+    let (config, plan) = (parts.config, parts.plan);
+    let tables = acpi::memory(&acpi::AcpiInputs {
+        cpus: u32::from(config.cpus.count),
+        map: &plan.map,
+        serial: true,
+        root_bridges: &plan.root_bridges(),
+        nodes: &plan.nodes(config.cpus.count),
+    })?;
+    for (at, bytes) in tables {
+        boot::put(ram, at, &bytes)?;
+    }
+    match payload {
+        Image::Firmware(_) => Ok(None),
+        Image::Kernel(mut kernel) => {
+            let smbios = smbios::SmbiosInputs { version: env!("CARGO_PKG_VERSION"), serial: None, uuid: None };
+            boot::put(ram, layout::SMBIOS.start, &smbios::tables(layout::SMBIOS.start, &smbios))?;
+            let Some(Payload::Kernel(from)) = &config.payload else { return Err(MachineError::NothingToRun) };
+            let inputs = BootInputs { map: &plan.map, initramfs: from.initramfs.as_deref(), cmdline: &from.cmdline };
+            Ok(Some(boot::load_kernel(ram, &mut kernel, &inputs)?))
+        }
+    }
+}
+
+/// A machine that cannot be built.
+#[derive(Debug, Error)]
+pub enum MachineError {
+    /// No payload.
+    #[error("there is nothing to run: give --kernel FILE or --firmware FILE")]
+    NothingToRun,
+    /// KVM.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// RAM.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Memory slots.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    /// The kernel file.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The firmware file.
+    #[error(transparent)]
+    Firmware(#[from] FirmwareError),
+    /// Loading.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// Devices.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// vCPUs.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// Threads.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
+    /// Ports.
+    #[error(transparent)]
+    Ports(#[from] PortsError),
+    /// Event descriptors.
+    #[error("cannot make an event descriptor: the limit of open files is reached (ulimit -n)")]
+    Event(#[source] std::io::Error),
+    /// ACPI tables.
+    #[error(transparent)]
+    Acpi(#[from] AcpiError),
+}

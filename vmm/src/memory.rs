@@ -1,0 +1,217 @@
+//! Guest RAM: reserves address space for it, gives it pages when asked, and says what is missing when the host cannot.
+
+use std::io;
+use std::path::PathBuf;
+use std::thread;
+
+use arch::memory_map::Range;
+use thiserror::Error;
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+
+/// How RAM is backed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Backing {
+    /// Mapped shared, so that another process can map it.
+    pub shared: bool,
+    /// Size of pages from the host's pool, bytes: 2 MiB or 1 GiB.
+    pub huge_page: Option<u64>,
+    /// Ask for transparent huge pages: fewer IOMMU entries, at the price of memory that a small guest never uses.
+    pub transparent_huge_pages: bool,
+}
+
+/// One contiguous range of RAM as this process sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RamRegion {
+    /// First guest-physical address.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Address in this process.
+    pub host: u64,
+}
+
+/// Maps every range of RAM. Nothing is touched: ordinary pages appear when the guest uses them.
+pub fn create(ranges: &[Range], backing: Backing) -> Result<GuestMemoryMmap, MemoryError> {
+    if let Some(page) = backing.huge_page {
+        check_pool(ranges.iter().map(Range::len).sum(), page)?;
+    }
+    let mut regions = Vec::new();
+    for range in ranges {
+        let failed = |source: io::Error| MemoryError::Map { at: range.start, len: range.len(), source };
+        let len = usize::try_from(range.len()).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, mmap_flags(backing));
+        let region = MmapRegion::build(None, len, prot, flags).map_err(|error| failed(io::Error::other(error)))?;
+        if backing.transparent_huge_pages && backing.huge_page.is_none() {
+            advise(region.as_ptr(), len, libc::MADV_HUGEPAGE);
+        }
+        let region = GuestRegionMmap::new(region, GuestAddress(range.start));
+        regions.push(region.ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?);
+    }
+    GuestMemoryMmap::from_regions(regions).map_err(|error| MemoryError::Layout { reason: error.to_string() })
+}
+
+/// Where each range of RAM lies in this process.
+#[must_use]
+pub fn regions(memory: &GuestMemoryMmap) -> Vec<RamRegion> {
+    memory
+        .iter()
+        .map(|region| RamRegion {
+            at: region.start_addr().0,
+            len: region.len(),
+            host: region.as_ptr().expose_provenance() as u64,
+        })
+        .collect()
+}
+
+/// Gives every page of RAM memory, in parallel. `progress` hears of each finished share, in bytes.
+pub fn prefault(memory: &GuestMemoryMmap, threads: u16, progress: &(dyn Fn(u64) + Sync)) -> Result<(), MemoryError> {
+    let threads = u64::from(threads.max(1));
+    for region in regions(memory) {
+        let share = (region.len / threads).next_multiple_of(SHARE).min(region.len).max(1);
+        let starts = (0..region.len).step_by(usize::try_from(share).unwrap_or(usize::MAX));
+        let results: Vec<io::Result<()>> = thread::scope(|scope| {
+            let workers: Vec<_> = starts
+                .zip(0u32..)
+                .map(|(offset, n)| {
+                    let work = move || populate(region.host + offset, share.min(region.len - offset), progress);
+                    thread::Builder::new().name(format!("prep{n}")).spawn_scoped(scope, work)
+                })
+                .collect();
+            let join = |worker: io::Result<thread::ScopedJoinHandle<'_, io::Result<()>>>| {
+                worker?.join().unwrap_or_else(|_| Err(io::Error::other("a thread ended early")))
+            };
+            workers.into_iter().map(join).collect()
+        });
+        results.into_iter().collect::<io::Result<()>>().map_err(|source| MemoryError::Prefault {
+            at: region.at,
+            len: region.len,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// What one call populates: small enough to report progress, large enough for 1 GiB pages.
+const SHARE: u64 = 1 << 30;
+/// linux: include/uapi/asm-generic/mman-common.h, since 5.14.
+const MADV_POPULATE_WRITE: i32 = 23;
+
+fn populate(host: u64, len: u64, progress: &(dyn Fn(u64) + Sync)) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        let chunk = SHARE.min(len - done);
+        let (address, bytes) = (usize::try_from(host + done), usize::try_from(chunk));
+        let (Ok(address), Ok(bytes)) = (address, bytes) else { return Err(io::ErrorKind::OutOfMemory.into()) };
+        // SAFETY: the range lies in a mapping that the caller borrows; the advice changes no content.
+        if unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), bytes, MADV_POPULATE_WRITE) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        progress(chunk);
+        done += chunk;
+    }
+    Ok(())
+}
+
+fn mmap_flags(backing: Backing) -> i32 {
+    let sharing = if backing.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
+    // Pool pages are reserved at once, so that a short pool is an error here and not a signal later.
+    let pages = match backing.huge_page {
+        Some(size) => libc::MAP_HUGETLB | i32::try_from(size.trailing_zeros()).unwrap_or(0) << libc::MAP_HUGE_SHIFT,
+        None => libc::MAP_NORESERVE,
+    };
+    libc::MAP_ANONYMOUS | sharing | pages
+}
+
+fn advise(address: *mut u8, len: usize, advice: i32) {
+    // SAFETY: the range is one whole mapping that the caller owns; the advice changes no content.
+    if unsafe { libc::madvise(address.cast(), len, advice) } != 0 {
+        log::debug!("no transparent huge pages: {}", io::Error::last_os_error());
+    }
+}
+
+fn check_pool(bytes: u64, page: u64) -> Result<(), MemoryError> {
+    let pool = PathBuf::from(format!("/sys/kernel/mm/hugepages/hugepages-{}kB", page >> 10));
+    let free = std::fs::read_to_string(pool.join("free_hugepages")).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    let needed = bytes.div_ceil(page);
+    if free < needed {
+        return Err(MemoryError::Pool { page_mib: page >> 20, needed, free, pool: pool.join("nr_hugepages") });
+    }
+    Ok(())
+}
+
+/// RAM that cannot be had.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    /// The pool of huge pages is too small.
+    #[error("{needed} huge pages of {page_mib} MiB are needed, {free} are free: write more to {}", pool.display())]
+    Pool {
+        /// Size of a page.
+        page_mib: u64,
+        /// Pages needed.
+        needed: u64,
+        /// Pages free.
+        free: u64,
+        /// Where the pool grows.
+        pool: PathBuf,
+    },
+    /// Address space.
+    #[error("cannot map {len:#x} bytes of RAM for {at:#x}: lower --memory, or raise the limit of virtual memory (ulimit -v)")]
+    Map {
+        /// Guest-physical address.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Pages.
+    #[error("cannot prefault {len:#x} bytes of RAM at {at:#x}: the host has not enough free memory")]
+    Prefault {
+        /// Guest-physical address.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Ranges that do not fit together.
+    #[error("RAM ranges do not fit together: {reason}")]
+    Layout {
+        /// Why.
+        reason: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn terabytes_are_reserved_without_being_touched() {
+        let ranges = [Range { start: 0, end: 2 << 30 }, Range { start: 4 << 30, end: 4 << 40 }];
+        let memory = create(&ranges, Backing::default()).unwrap();
+        assert_eq!(regions(&memory).iter().map(|region| region.len).sum::<u64>(), (4 << 40) - (2 << 30));
+    }
+
+    #[test]
+    fn prefault_reports_every_byte() {
+        let memory = create(&[Range { start: 0, end: 8 << 20 }], Backing { shared: true, ..Backing::default() }).unwrap();
+        let done = AtomicU64::new(0);
+        prefault(&memory, 3, &|bytes| {
+            done.fetch_add(bytes, Ordering::Relaxed);
+        })
+        .unwrap();
+        assert_eq!(done.into_inner(), 8 << 20);
+    }
+
+    #[test]
+    fn a_short_pool_is_named_with_what_it_has() {
+        let error = create(&[Range { start: 0, end: 1 << 50 }], Backing { huge_page: Some(2 << 20), ..Backing::default() });
+        let text = error.unwrap_err().to_string();
+        assert!(text.starts_with("536870912 huge pages of 2 MiB are needed, "), "{text}");
+    }
+}

@@ -1,0 +1,161 @@
+//! Takes configuration accesses of vCPUs to the hierarchy and carries out what follows from writes.
+//!
+//! One lock orders writes with their effects: otherwise two vCPUs could apply moves of one BAR in the wrong order.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arch::memory_map::Ecam;
+use devices::legacy::ResetControl;
+use pci::cf8::AddressLatch;
+use pci::ecam;
+use pci::effect::Effect;
+use pci::hierarchy::Hierarchy;
+use vm_device::DevicePio;
+use vm_device::bus::{PioAddress, PioAddressOffset};
+
+use crate::effects::Mapper;
+
+/// The hierarchy with the means to change the machine.
+pub struct PciBus {
+    tree: Mutex<Tree>,
+    windows: Vec<Ecam>,
+    latch: Option<AddressLatch>,
+}
+
+struct Tree {
+    hierarchy: Hierarchy,
+    mapper: Mapper,
+    /// Kept for its allocation.
+    effects: Vec<Effect>,
+}
+
+/// First of the eight configuration ports.
+const CONFIG_PORTS: u16 = 0xCF8;
+
+impl PciBus {
+    /// Answers in `windows`, and at the ports 0xCF8 and 0xCFC if `ports`. Everything that the programmed state lets through
+    /// is mapped when this returns.
+    #[must_use]
+    pub fn new(mut hierarchy: Hierarchy, mut mapper: Mapper, windows: Vec<Ecam>, ports: bool) -> Self {
+        let mut effects = Vec::new();
+        hierarchy.start(&mut effects);
+        mapper.apply(&effects);
+        effects.clear();
+        Self { tree: Mutex::new(Tree { hierarchy, mapper, effects }), windows, latch: ports.then(AddressLatch::default) }
+    }
+
+    /// Whether the ports 0xCF8 and 0xCFC are answered.
+    #[must_use]
+    pub const fn answers_ports(&self) -> bool {
+        self.latch.is_some()
+    }
+
+    /// Whether `port` is part of the configuration mechanism and answered. 0xCF9 is a reset register.
+    #[must_use]
+    pub fn is_config_port(&self, port: u16) -> bool {
+        self.latch.is_some() && (CONFIG_PORTS..CONFIG_PORTS + 8).contains(&port) && port != CONFIG_PORTS + 1
+    }
+
+    /// The segment and offset of an access that lies wholly in an ECAM window.
+    #[must_use]
+    pub fn ecam(&self, at: u64, len: usize) -> Option<(u16, u64)> {
+        let window = self.windows.iter().find(|window| window.range.contains(at))?;
+        let end = at.checked_add(u64::try_from(len).ok()?)?;
+        (end <= window.range.end).then(|| (window.segment, at - window.range.start))
+    }
+
+    /// Reads 1 to 8 bytes.
+    pub fn read_ecam(&self, segment: u16, offset: u64, data: &mut [u8]) {
+        match ecam::decode(offset) {
+            Some((bdf, register)) => self.lock().hierarchy.read(segment, bdf, register, data),
+            None => data.fill(0xFF),
+        }
+    }
+
+    /// Writes 1 to 8 bytes; everything that follows has happened when this returns.
+    pub fn write_ecam(&self, segment: u16, offset: u64, data: &[u8]) {
+        if let Some((bdf, register)) = ecam::decode(offset) {
+            self.lock().write(|hierarchy, effects| hierarchy.write(segment, bdf, register, data, effects));
+        }
+    }
+
+    /// Looks at the map counts, or changes the mapper.
+    pub fn with_mapper<T>(&self, look: impl FnOnce(&mut Mapper) -> T) -> T {
+        look(&mut self.lock().mapper)
+    }
+
+    /// Ends the life of every endpoint.
+    pub fn detach(&self) {
+        self.lock().hierarchy.detach();
+    }
+
+    fn read_port(&self, offset: u16, data: &mut [u8]) {
+        data.fill(0xFF);
+        match (&self.latch, offset, data) {
+            (Some(latch), 0, data) if data.len() == 4 => data.copy_from_slice(&latch.read().to_le_bytes()),
+            (Some(latch), 4..8, data) => {
+                let lane = u8::try_from(offset - 4).unwrap_or(0);
+                // An access that straddles the window's end is answered by nobody.
+                if let (Some((bdf, register)), true) = (latch.target(lane), data.len() + usize::from(lane) <= 4) {
+                    self.lock().hierarchy.read_conventional(bdf, register, data);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn write_port(&self, offset: u16, data: &[u8]) {
+        match (&self.latch, offset) {
+            (Some(latch), 0) => {
+                if let Ok(bytes) = data.try_into() {
+                    latch.write(u32::from_le_bytes(bytes));
+                }
+            }
+            (Some(latch), 4..8) => {
+                let lane = u8::try_from(offset - 4).unwrap_or(0);
+                if let (Some((bdf, register)), true) = (latch.target(lane), data.len() + usize::from(lane) <= 4) {
+                    self.lock().write(|hierarchy, effects| hierarchy.write_conventional(bdf, register, data, effects));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tree> {
+        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tree {
+    fn write(&mut self, write: impl FnOnce(&mut Hierarchy, &mut Vec<Effect>)) {
+        write(&mut self.hierarchy, &mut self.effects);
+        self.mapper.apply(&self.effects);
+        self.effects.clear();
+    }
+}
+
+/// The eight ports from 0xCF8. The second one is the reset register.
+pub struct ConfigPorts {
+    /// Where configuration accesses go.
+    pub pci: Arc<PciBus>,
+    /// What a byte access to 0xCF9 means.
+    pub reset: ResetControl,
+}
+
+impl DevicePio for ConfigPorts {
+    fn pio_read(&self, base: PioAddress, offset: PioAddressOffset, data: &mut [u8]) {
+        if offset == 1 && data.len() == 1 {
+            self.reset.pio_read(base, 0, data);
+        } else {
+            self.pci.read_port(offset, data);
+        }
+    }
+
+    fn pio_write(&self, base: PioAddress, offset: PioAddressOffset, data: &[u8]) {
+        if offset == 1 && data.len() == 1 {
+            self.reset.pio_write(base, 0, data);
+        } else {
+            self.pci.write_port(offset, data);
+        }
+    }
+}

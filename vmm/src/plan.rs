@@ -1,0 +1,108 @@
+//! Gives every part of a machine its place: RAM, ECAM, windows, buses, BARs. Pure.
+
+use arch::memory_map::{AMD_HYPERTRANSPORT, MemoryMap, MemoryMapError, MemoryMapRequest, Range, SegmentBuses};
+use arch::x86_64::acpi::{Node, PrtEntry, RootBridge};
+
+use pci::topology::{Apertures, Parent, Plan, PlanError, PlannedRootComplex, Topology, Window};
+use thiserror::Error;
+
+/// What planning depends on beside the topology.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// RAM in bytes.
+    pub ram: u64,
+    /// Guest-physical address width.
+    pub address_bits: u8,
+    /// Whether the host's IOMMU cannot map AMD's HyperTransport range.
+    pub amd: bool,
+    /// Bytes of the firmware image, 0 for none.
+    pub firmware: u64,
+}
+
+/// Every number of a machine.
+#[derive(Debug, Clone)]
+pub struct MachinePlan {
+    /// Addresses.
+    pub map: MemoryMap,
+    /// The hierarchy.
+    pub pci: Plan,
+}
+
+/// Plans a machine.
+pub fn plan(topology: &Topology, limits: &Limits) -> Result<MachinePlan, MachinePlanError> {
+    let mut segments: Vec<u16> = topology.root_complexes.iter().map(|root| root.segment).collect();
+    segments.push(0);
+    segments.sort_unstable();
+    segments.dedup();
+    let mut map = MemoryMap::new(&MemoryMapRequest {
+        ram: limits.ram,
+        physical_address_bits: limits.address_bits,
+        reserved: if limits.amd { vec![AMD_HYPERTRANSPORT] } else { Vec::new() },
+        firmware_size: limits.firmware,
+        segments: segments.iter().map(|segment| SegmentBuses { segment: *segment, last_bus: u8::MAX }).collect(),
+    })?;
+    let window = |range: &Range| Window { base: range.start, limit: range.last() };
+    let space = Apertures {
+        mem32: vec![window(&map.mmio32)],
+        mem64: map.mmio64.iter().map(window).collect(),
+        address_bits: limits.address_bits,
+    };
+    let pci = topology.plan(&space)?;
+    // Guests probe every bus that is announced, so announce those that exist.
+    for segment in segments {
+        let buses = pci.root_complexes.iter().filter(|root| root.segment == segment).map(|root| root.buses.subordinate);
+        map.trim_buses(segment, buses.max().unwrap_or(0));
+    }
+    Ok(MachinePlan { map, pci })
+}
+
+impl MachinePlan {
+    /// The root complexes as ACPI shows them.
+    #[must_use]
+    pub fn root_bridges(&self) -> Vec<RootBridge> {
+        let bridges = self.pci.root_complexes.iter().zip(0u32..).enumerate();
+        bridges.map(|(index, (root, uid))| self.root_bridge(index, uid, root)).collect()
+    }
+
+    /// Memory nodes, when a root complex names one: all RAM and all processors belong to node 0.
+    #[must_use]
+    pub fn nodes(&self, cpus: u8) -> Vec<Node> {
+        let named = self.pci.root_complexes.iter().filter_map(|root| root.node).max();
+        let Some(last) = named else { return Vec::new() };
+        let others = (1..=last).map(|proximity| Node { proximity, cpus: Vec::new(), memory: Vec::new() });
+        std::iter::once(Node::whole(u32::from(cpus), &self.map)).chain(others).collect()
+    }
+
+    fn root_bridge(&self, index: usize, uid: u32, root: &PlannedRootComplex) -> RootBridge {
+        let ranges = |windows: &[Window]| windows.iter().map(|window| Range::sized(window.base, window.len())).collect();
+        let mut devices: Vec<u8> = self
+            .pci
+            .functions
+            .iter()
+            .filter(|function| function.on == Parent::RootComplex(index))
+            .map(|function| function.at.bdf.devfn().device())
+            .collect();
+        devices.dedup();
+        RootBridge {
+            uid,
+            segment: root.segment,
+            buses: root.buses.secondary..=root.buses.subordinate,
+            mem32: ranges(&root.mem32),
+            mem64: ranges(&root.mem64),
+            io: root.io.map(|(first, last)| Range { start: u64::from(first), end: u64::from(last) + 1 }),
+            proximity: root.node,
+            prt: devices.iter().flat_map(|device| PrtEntry::of_device(*device)).collect(),
+        }
+    }
+}
+
+/// A machine that has no place for everything.
+#[derive(Debug, Error)]
+pub enum MachinePlanError {
+    /// Memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryMapError),
+    /// Buses, windows or BARs.
+    #[error(transparent)]
+    Pci(#[from] PlanError),
+}

@@ -1,0 +1,316 @@
+//! Runs a machine from its configuration to its end: looks at the host, plans, starts, starts again after a reset.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::config::{LogLevel, OutputConfig, VmConfig};
+use arch::x86_64::cpuid;
+use devices::legacy::console::Discard;
+use devices::legacy::{Console, ConsoleError, ConsoleSink, PowerEvent};
+use kvm_bindings::CpuId;
+use log::LevelFilter;
+use pci::topology::Tree;
+use rustix::stdio::{stdin, stdout};
+use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::cli::RunOptions;
+use crate::driver::{self, DriverError, End, Input};
+use crate::host::{self, HostError};
+use crate::kvm::{KvmError, Vm};
+use crate::logger;
+use crate::machine::{Machine, MachineError, Parts, Surroundings};
+use crate::plan::{self, Limits, MachinePlan, MachinePlanError};
+use crate::signals::Signals;
+use crate::spec::{self, Spec, SpecError};
+use crate::terminal::RawTerminal;
+use crate::vcpu::Ended;
+
+/// Exit codes of the process. Even ones are Banyan's; odd ones above 1 come from the guest's debug exit port.
+pub mod exit_code {
+    /// The guest powered off.
+    pub const POWER_OFF: u8 = 0;
+    /// The guest reset itself and was not to start again.
+    pub const RESET: u8 = 4;
+    /// Triple fault.
+    pub const TRIPLE_FAULT: u8 = 6;
+    /// KVM could not go on.
+    pub const BROKEN: u8 = 8;
+    /// Added to the number of a signal.
+    pub const SIGNAL: u8 = 128;
+}
+
+/// How long a host that reads slowly may hold up the end of the process while output waits for it.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// `banyan run`. Returns the exit code of the process.
+pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
+    start_log(&options.log)?;
+    let host = host::look(config)?;
+    let spec = spec::spec(config, &host)?;
+    if options.dry_run {
+        return dry_run(config, &spec, options.verbose);
+    }
+    let vm = Vm::new()?;
+    let host_cpuid = vm.supported_cpuid()?;
+    let plan = plan_machine(config, &spec, host_cpuid.as_slice())?;
+    for note in notes(&spec, &plan) {
+        log::warn!("{note}");
+    }
+    let outputs = Outputs::open(config)?;
+    let end = outputs.run(vm, config, options, &spec, &plan, &host_cpuid);
+    let lost = outputs.close();
+    if lost > 0 {
+        log::warn!("{lost} bytes of console output were lost: the reader was too slow");
+    }
+    end
+}
+
+/// Prints the planned hierarchy.
+fn dry_run(config: &VmConfig, spec: &Spec, verbose: bool) -> Result<u8, RunError> {
+    let host = match Vm::new() {
+        Ok(vm) => vm.supported_cpuid()?,
+        // A plan needs the address width only, which the processor tells as well.
+        Err(_) => CpuId::from_entries(&host_leaves()).map_err(|_| RunError::Cpuid)?,
+    };
+    let plan = plan_machine(config, spec, host.as_slice())?;
+    let tree = Tree { plan: &plan.pci, label: &|function| spec.label(function), verbose };
+    let mut out = io::stdout().lock();
+    let memory = if verbose { format!("{}\n", plan.map) } else { String::new() };
+    let text = format!("{memory}{tree}");
+    let notes: String = notes(spec, &plan).map(|note| format!("note: {note}\n")).collect();
+    match write!(out, "{}\n{notes}", text.trim_end()).and_then(|()| out.flush()) {
+        // A reader such as head(1) that has seen enough is no error.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(RunError::Print(error)),
+        _ => Ok(exit_code::POWER_OFF),
+    }
+}
+
+fn notes(spec: &Spec, plan: &MachinePlan) -> impl Iterator<Item = String> {
+    spec.notes.iter().cloned().chain(plan.pci.notes.iter().map(ToString::to_string))
+}
+
+/// Plans with the host's address width.
+pub fn plan_machine(config: &VmConfig, spec: &Spec, host: &[kvm_bindings::kvm_cpuid_entry2]) -> Result<MachinePlan, RunError> {
+    let firmware = match &config.payload {
+        Some(api::config::Payload::Firmware(path)) => std::fs::metadata(path).map_or(0, |metadata| metadata.len()),
+        _ => 0,
+    };
+    let limits = Limits {
+        ram: config.memory.size.bytes(),
+        address_bits: cpuid::physical_address_bits(host),
+        amd: host.iter().any(|leaf| leaf.function == 0 && leaf.ecx == u32::from_le_bytes(*b"cAMD")),
+        firmware,
+    };
+    Ok(plan::plan(&spec.topology, &limits)?)
+}
+
+fn host_leaves() -> Vec<kvm_bindings::kvm_cpuid_entry2> {
+    [0, 0x8000_0000, 0x8000_0008]
+        .map(|function| {
+            let leaf = std::arch::x86_64::__cpuid(function);
+            kvm_bindings::kvm_cpuid_entry2 {
+                function,
+                eax: leaf.eax,
+                ebx: leaf.ebx,
+                ecx: leaf.ecx,
+                edx: leaf.edx,
+                ..Default::default()
+            }
+        })
+        .to_vec()
+}
+
+/// Starts logging as configured.
+pub fn start_log(config: &api::config::LogConfig) -> Result<(), RunError> {
+    let level = match config.level {
+        LogLevel::Off => LevelFilter::Off,
+        LogLevel::Error => LevelFilter::Error,
+        LogLevel::Warn => LevelFilter::Warn,
+        LogLevel::Info => LevelFilter::Info,
+        LogLevel::Debug => LevelFilter::Debug,
+        LogLevel::Trace => LevelFilter::Trace,
+    };
+    let file = config.file.as_ref().map(|path| {
+        let file = OpenOptions::new().append(true).create(true).open(path);
+        file.map_err(|source| RunError::Output { path: path.display().to_string(), source })
+    });
+    logger::start(level, file.transpose()?);
+    Ok(())
+}
+
+/// The consoles of a machine, which outlive its resets.
+pub struct Outputs {
+    consoles: Vec<Arc<Console>>,
+    serial: Arc<dyn ConsoleSink>,
+    debug: Option<Arc<dyn ConsoleSink>>,
+    interactive: bool,
+}
+
+impl Outputs {
+    /// Opens what the configuration names.
+    pub fn open(config: &VmConfig) -> Result<Self, RunError> {
+        let mut consoles = Vec::new();
+        let mut terminal: Option<Arc<Console>> = None;
+        let mut open = |output: &OutputConfig| -> Result<Arc<dyn ConsoleSink>, RunError> {
+            Ok(match output {
+                OutputConfig::Off => Arc::new(Discard),
+                OutputConfig::Stdio => match &terminal {
+                    Some(console) => console.clone(),
+                    None => {
+                        let output =
+                            rustix::io::fcntl_dupfd_cloexec(stdout(), 0).map_err(|error| RunError::Standard(error.into()))?;
+                        let console = Arc::new(Console::new(output)?);
+                        consoles.push(console.clone());
+                        terminal.insert(console).clone()
+                    }
+                },
+                OutputConfig::File(path) => {
+                    let file =
+                        File::create(path).map_err(|source| RunError::Output { path: path.display().to_string(), source })?;
+                    let console = Arc::new(Console::new(file.into())?);
+                    consoles.push(console.clone());
+                    console
+                }
+            })
+        };
+        let serial = open(&config.serial)?;
+        let debug = config.debug_console.as_ref().map(&mut open).transpose()?;
+        Ok(Self { consoles, serial, debug, interactive: config.serial == OutputConfig::Stdio })
+    }
+
+    /// Consoles that write to given descriptors; no input.
+    pub fn captured(serial: OwnedFd, debug: OwnedFd) -> Result<Self, RunError> {
+        let (serial, debug) = (Arc::new(Console::new(serial)?), Arc::new(Console::new(debug)?));
+        Ok(Self { consoles: vec![serial.clone(), debug.clone()], serial, debug: Some(debug), interactive: false })
+    }
+
+    /// Runs the machine until its end.
+    pub fn run(
+        &self,
+        vm: Vm,
+        config: &VmConfig,
+        options: &RunOptions,
+        spec: &Spec,
+        plan: &MachinePlan,
+        cpuid: &CpuId,
+    ) -> Result<u8, RunError> {
+        let resume = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RunError::Event)?);
+        let surroundings =
+            Surroundings { serial: self.serial.clone(), debug_console: self.debug.clone(), resume: resume.clone() };
+        let parts = Parts { config, spec, plan, cpuid, surroundings: &surroundings };
+        let mut vm = Some(vm);
+        let mut ram: Option<GuestMemoryMmap> = None;
+        let mut terminal = None;
+        loop {
+            let signals = Signals::handle().map_err(RunError::Event)?;
+            let next = vm.take().map_or_else(Vm::new, Ok)?;
+            let mut machine = Machine::start(next, &parts, ram.take())?;
+            if self.interactive && terminal.is_none() {
+                terminal = RawTerminal::enter().map_err(RunError::Standard)?;
+            }
+            let input = self.input(&machine, terminal.is_some(), &resume)?;
+            let end = driver::run(&machine.ending, signals, self.consoles.clone(), input)?;
+            let left = machine.stop();
+            if options.counters {
+                eprint!("{}", machine.counters());
+            }
+            if end == End::Power(PowerEvent::Reset) && !options.no_reboot {
+                log::info!("the guest resets");
+                ram = Some(left);
+                continue;
+            }
+            return Ok(exit_code(end));
+        }
+    }
+
+    fn input(&self, machine: &Machine, raw: bool, resume: &Arc<EventFd>) -> Result<Option<Input>, RunError> {
+        if !self.interactive {
+            return Ok(None);
+        }
+        match rustix::io::fcntl_dupfd_cloexec(stdin(), 0) {
+            Ok(from) => {
+                let serial = Arc::clone(&machine.serial);
+                Ok(Some(Input { serial, from, escape: raw, resume: Arc::clone(resume) }))
+            }
+            // A closed standard input is an empty one.
+            Err(rustix::io::Errno::BADF) => Ok(None),
+            Err(error) => Err(RunError::Standard(error.into())),
+        }
+    }
+
+    /// Writes what is left; returns how many bytes nobody took.
+    pub fn close(&self) -> u64 {
+        let deadline = Instant::now() + DRAIN;
+        self.consoles.iter().map(|console| console.drain_on_exit(deadline)).sum()
+    }
+}
+
+fn exit_code(end: End) -> u8 {
+    match end {
+        End::Power(PowerEvent::PowerOff) | End::Escape => exit_code::POWER_OFF,
+        End::Power(PowerEvent::Reset) => exit_code::RESET,
+        // As a process status keeps it: the low eight bits.
+        End::Power(PowerEvent::Exit(value)) => value.wrapping_shl(1) | 1,
+        End::Vcpu(Ended::TripleFault) => {
+            log::error!("triple fault: the guest's processor had no way to go on");
+            exit_code::TRIPLE_FAULT
+        }
+        End::Vcpu(Ended::Broken { id, what, code, at }) => {
+            log::error!("vCPU {id} at {at:#x}: {what} {code:#x}");
+            exit_code::BROKEN
+        }
+        End::Signal(signal) => exit_code::SIGNAL.saturating_add(u8::try_from(signal).unwrap_or(0)),
+    }
+}
+
+/// A machine that cannot be run.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The host's devices.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The configuration.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// Places.
+    #[error(transparent)]
+    Plan(#[from] MachinePlanError),
+    /// KVM.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// Building.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// The main loop.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// Consoles.
+    #[error(transparent)]
+    Console(#[from] ConsoleError),
+    /// CPUID.
+    #[error("this processor does not tell its address width")]
+    Cpuid,
+    /// A file for output.
+    #[error("cannot open {path} for output")]
+    Output {
+        /// The file.
+        path: String,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Standard input or output.
+    #[error("cannot use standard input and output for the serial port: give --serial file=PATH or --serial off")]
+    Standard(#[source] io::Error),
+    /// Standard output.
+    #[error("cannot write to standard output")]
+    Print(#[source] io::Error),
+    /// Event descriptors and signals.
+    #[error("cannot make an event descriptor: the limit of open files is reached (ulimit -n)")]
+    Event(#[source] io::Error),
+}

@@ -1,0 +1,374 @@
+//! Turns a configuration into a checked topology and, by name, what each endpoint of it is. Pure: the host has been looked
+//! at before.
+
+use std::collections::BTreeMap;
+
+use api::config::{
+    DeviceConfig, DeviceKind, DiskConfig, IdPair, InterruptConfig, PortConfig, PortKind as PortKindConfig, StubConfig,
+    TopologyConfig, TopologyPolicy, VmConfig,
+};
+use devices::stub::{StubInterrupt, StubSpec};
+use pci::address::HostBdf;
+use pci::bar::{BarKind, BarSpec};
+use pci::caps::clique::{self, Clique, CliqueError};
+use pci::ids::{ClassCode, Ids, own};
+use pci::link::{Link, LinkError, LinkRate};
+use pci::topology::{
+    EndpointSpec, Name, NodeKind, NodeSpec, Place, PlannedFunction, PortKind, PortSpec, RootComplexSpec, Topology,
+};
+use thiserror::Error;
+
+use crate::host::tree::HostTree;
+use crate::replicate::{Policy, Requested, replicate};
+
+/// What the host has for this guest.
+#[derive(Debug, Clone, Default)]
+pub struct Host {
+    /// The wanted devices and what is above them.
+    pub tree: HostTree,
+    /// The wanted devices' addresses, by the name that [`names`] gives them.
+    pub wanted: BTreeMap<String, HostBdf>,
+    /// What the planner must know of each.
+    pub endpoints: BTreeMap<HostBdf, EndpointSpec>,
+}
+
+/// What an endpoint is.
+#[derive(Debug, Clone)]
+pub enum Endpoint {
+    /// Emulated, for tests and demonstrations.
+    Stub(StubSpec),
+    /// virtio-blk.
+    Disk(DiskConfig),
+    /// A function of the host.
+    Vfio {
+        /// Which.
+        at: HostBdf,
+        /// Clique that it shows.
+        clique: Option<Clique>,
+        /// Whether the clique is for any device.
+        clique_any_vendor: bool,
+    },
+}
+
+/// A topology and its endpoints.
+#[derive(Debug, Clone, Default)]
+pub struct Spec {
+    /// Names and nesting.
+    pub topology: Topology,
+    /// What each endpoint is.
+    pub endpoints: BTreeMap<Name, Endpoint>,
+    /// What a user should know and did not ask for.
+    pub notes: Vec<String>,
+}
+
+/// The devices of a configuration with their names, those of the topology file first. Unnamed ones are called `vfio0`,
+/// `stub0`, ... by their place in the list.
+#[must_use]
+pub fn names(config: &VmConfig) -> Vec<(String, &DeviceConfig)> {
+    let in_file = config.topology.iter().flat_map(|file| &file.devices);
+    let devices = in_file.chain(&config.devices).enumerate();
+    devices
+        .map(|(index, device)| {
+            let kind = if matches!(device.kind, DeviceKind::Vfio(_)) { "vfio" } else { "stub" };
+            (device.id.clone().unwrap_or_else(|| format!("{kind}{index}")), device)
+        })
+        .collect()
+}
+
+/// Makes the specification.
+pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
+    let mut spec = Spec::default();
+    let file = config.topology.as_ref();
+    if file.is_some() && config.pcie.topology == TopologyPolicy::Host {
+        return Err(SpecError::FileAndHost);
+    }
+    let named = names(config);
+    let mut functions = Vec::new();
+    for (name, device) in &named {
+        functions.push((Name(name.clone()), *device, spec.endpoint(name, device, host)?));
+    }
+    let mut free = Vec::new();
+    if let Some(file) = file {
+        spec.add_file(file)?;
+    }
+    for (name, device, endpoint) in functions {
+        let node = |on: &str| NodeSpec {
+            name: name.clone(),
+            on: Name::from(on),
+            place: Place { device: device.device, function: device.function },
+            kind: NodeKind::Endpoint(endpoint.clone()),
+        };
+        match &device.on {
+            Some(on) => spec.topology.nodes.push(node(on)),
+            None => free.push((name, device, endpoint)),
+        }
+    }
+    spec.place(free, config.pcie.topology, host);
+    spec.add_disks(&config.disks);
+    spec.unlink_root_endpoints();
+    spec.warn_about_cliques(host);
+    Ok(spec)
+}
+
+impl Spec {
+    /// What trees say of a function beside its name and ids.
+    #[must_use]
+    pub fn label(&self, function: &PlannedFunction) -> String {
+        match self.endpoints.get(&function.name) {
+            Some(Endpoint::Stub(StubSpec { clique: Some(clique), .. }) | Endpoint::Vfio { clique: Some(clique), .. }) => {
+                format!("clique {}", clique.id())
+            }
+            Some(Endpoint::Disk(disk)) => disk.path.display().to_string(),
+            _ => String::new(),
+        }
+    }
+
+    /// Records what a device is and returns what the planner must know.
+    fn endpoint(&mut self, name: &str, device: &DeviceConfig, host: &Host) -> Result<EndpointSpec, SpecError> {
+        let in_clique = |source| SpecError::Clique { name: name.to_owned(), source };
+        let clique = device.clique.map(|id| Clique::new(id.get())).transpose().map_err(in_clique)?;
+        let (endpoint, planned) = match &device.kind {
+            DeviceKind::Stub(stub) => {
+                let stub = stub_spec(stub, clique, device.clique_any_vendor)
+                    .map_err(|source| SpecError::Link { name: name.to_owned(), source })?;
+                let bad = |source| SpecError::Stub { name: name.to_owned(), source: Box::new(source) };
+                stub.layout().map_err(bad)?;
+                let planned = EndpointSpec { ids: stub.ids, bars: stub.bars_for_plan(), interrupt_pin: stub.interrupt_pin() };
+                (Endpoint::Stub(stub), planned)
+            }
+            DeviceKind::Vfio(vfio) => {
+                let found = host.wanted.get(name).and_then(|at| Some((*at, host.endpoints.get(at)?.clone())));
+                let (at, planned) = found.ok_or_else(|| SpecError::Unknown { path: vfio.path.display().to_string() })?;
+                if clique.is_some() {
+                    clique::check(&planned.ids, device.clique_any_vendor).map_err(in_clique)?;
+                }
+                (Endpoint::Vfio { at, clique, clique_any_vendor: device.clique_any_vendor }, planned)
+            }
+        };
+        self.endpoints.insert(Name(name.to_owned()), endpoint);
+        Ok(planned)
+    }
+
+    fn add_file(&mut self, file: &TopologyConfig) -> Result<(), SpecError> {
+        for root in &file.root_complexes {
+            self.topology.root_complexes.push(RootComplexSpec {
+                name: Name(root.name.clone()),
+                segment: root.segment,
+                node: root.node,
+                first_bus: root.bus,
+            });
+        }
+        for port in &file.ports {
+            let kind = NodeKind::Port(port_spec(port)?);
+            self.topology.nodes.push(NodeSpec {
+                name: Name(port.name.clone()),
+                on: Name(port.on.clone()),
+                place: Place { device: port.device, function: port.function },
+                kind,
+            });
+        }
+        Ok(())
+    }
+
+    /// Places the devices that no file places.
+    fn place(&mut self, devices: Vec<(Name, &DeviceConfig, EndpointSpec)>, policy: TopologyPolicy, host: &Host) {
+        let mut requested = Vec::new();
+        let mut stubs = Vec::new();
+        for (name, device, endpoint) in devices {
+            match (policy, host.wanted.get(&name.0), self.first_root()) {
+                (TopologyPolicy::Host, Some(at), _) => requested.push(Requested { name, at: *at, endpoint }),
+                (TopologyPolicy::RootPorts, Some(at), None) => requested.push(Requested { name, at: *at, endpoint }),
+                _ => stubs.push((name, device, endpoint)),
+            }
+        }
+        if !requested.is_empty() {
+            let policy = if policy == TopologyPolicy::Host { Policy::Host } else { Policy::RootPorts };
+            let replica = replicate(&host.tree, &requested, policy);
+            self.topology.root_complexes.extend(replica.topology.root_complexes);
+            self.topology.nodes.extend(replica.topology.nodes);
+            self.notes.extend(replica.notes.iter().map(ToString::to_string));
+        }
+        let root = self.root();
+        for (name, device, endpoint) in stubs {
+            let place = Place { device: device.device, function: device.function };
+            let (on, place) = if policy == TopologyPolicy::Flat {
+                (root.clone(), place)
+            } else {
+                let port = Name(format!("{name}-port"));
+                let link = match self.endpoints.get(&name) {
+                    Some(Endpoint::Stub(stub)) => stub.link,
+                    _ => host.wanted.get(&name.0).and_then(|at| host.tree.get(*at)).and_then(|node| node.link),
+                };
+                let spec = PortSpec { kind: PortKind::Root, ids: None, link: link.unwrap_or_default(), atomic_completers: 0 };
+                self.topology.nodes.push(NodeSpec {
+                    name: port.clone(),
+                    on: root.clone(),
+                    place: Place { device: place.device, function: 0 },
+                    kind: NodeKind::Port(spec),
+                });
+                (port, Place::default())
+            };
+            self.topology.nodes.push(NodeSpec { name, on, place, kind: NodeKind::Endpoint(endpoint) });
+        }
+    }
+
+    fn first_root(&self) -> Option<&Name> {
+        self.topology.root_complexes.first().map(|root| &root.name)
+    }
+
+    /// The first root complex; makes one when there is none.
+    fn root(&mut self) -> Name {
+        if self.topology.root_complexes.is_empty() {
+            let root = RootComplexSpec { name: Name::from("rc0"), segment: 0, node: None, first_bus: None };
+            self.topology.root_complexes.push(root);
+        }
+        self.first_root().cloned().unwrap_or_else(|| Name::from("rc0"))
+    }
+
+    /// Disks come first on the root bus, in the order given.
+    fn add_disks(&mut self, disks: &[DiskConfig]) {
+        let root = self.root();
+        for (index, disk) in disks.iter().enumerate().rev() {
+            let name = Name(disk.id.clone().unwrap_or_else(|| format!("disk{index}")));
+            let endpoint = EndpointSpec { ids: Ids::default(), bars: [None; 6], interrupt_pin: 0 };
+            let node =
+                NodeSpec { name: name.clone(), on: root.clone(), place: Place::default(), kind: NodeKind::Endpoint(endpoint) };
+            self.topology.nodes.insert(0, node);
+            self.endpoints.insert(name, Endpoint::Disk(disk.clone()));
+        }
+    }
+
+    /// A stub on a root bus is a root-complex integrated endpoint and has no link.
+    fn unlink_root_endpoints(&mut self) {
+        let roots = &self.topology.root_complexes;
+        for node in self.topology.nodes.iter().filter(|node| roots.iter().any(|root| root.name == node.on)) {
+            if let Some(Endpoint::Stub(stub)) = self.endpoints.get_mut(&node.name) {
+                stub.link = None;
+            }
+        }
+    }
+
+    /// NVIDIA's driver approves peer-to-peer for a set of GPUs only if every one of them has a clique.
+    fn warn_about_cliques(&mut self, host: &Host) {
+        let (mut with, mut without) = (Vec::new(), Vec::new());
+        for (name, endpoint) in &self.endpoints {
+            let (ids, clique) = match endpoint {
+                Endpoint::Stub(stub) => (Some(stub.ids), stub.clique),
+                Endpoint::Vfio { at, clique, .. } => (host.endpoints.get(at).map(|endpoint| endpoint.ids), *clique),
+                Endpoint::Disk(_) => (None, None),
+            };
+            if ids.is_some_and(|ids| clique::check(&ids, false).is_ok()) {
+                if clique.is_some() { &mut with } else { &mut without }.push(name.to_string());
+            }
+        }
+        if !with.is_empty() && !without.is_empty() {
+            self.notes.push(format!(
+                "{} have a clique and {} have none: NVIDIA's driver then refuses peer-to-peer between all of them",
+                with.join(", "),
+                without.join(", ")
+            ));
+        }
+    }
+}
+
+fn link(text: Option<&String>) -> Result<Link, LinkError> {
+    text.map_or(Ok(Link::default()), |text| text.parse::<LinkRate>().map(Link::at))
+}
+
+fn port_spec(port: &PortConfig) -> Result<PortSpec, SpecError> {
+    let ids = port.ids.map(|ids| Ids {
+        vendor: ids.vendor,
+        device: ids.device,
+        class: ClassCode::BRIDGE,
+        revision: 0,
+        subsystem_vendor: port.subsystem.map_or(0, |pair| pair.vendor),
+        subsystem: port.subsystem.map_or(0, |pair| pair.device),
+    });
+    Ok(PortSpec {
+        kind: match port.kind {
+            PortKindConfig::RootPort => PortKind::Root,
+            PortKindConfig::UpstreamPort => PortKind::Upstream,
+            PortKindConfig::DownstreamPort => PortKind::Downstream,
+        },
+        ids,
+        link: link(port.link.as_ref()).map_err(|source| SpecError::Link { name: port.name.clone(), source })?,
+        atomic_completers: 0,
+    })
+}
+
+fn stub_spec(stub: &StubConfig, clique: Option<Clique>, any_vendor: bool) -> Result<StubSpec, LinkError> {
+    let ids = stub.ids.unwrap_or(IdPair { vendor: own::VENDOR, device: own::STUB });
+    let subsystem = stub.subsystem.unwrap_or(IdPair { vendor: own::SUBSYSTEM.0, device: own::SUBSYSTEM.1 });
+    let bar = |bar: api::config::BarConfig| BarSpec {
+        kind: match bar.kind {
+            api::config::BarKind::Mem32 => BarKind::Memory32,
+            api::config::BarKind::Mem64 => BarKind::Memory64,
+            api::config::BarKind::Io => BarKind::Io,
+        },
+        prefetchable: bar.prefetchable,
+        size: bar.size.bytes(),
+    };
+    Ok(StubSpec {
+        ids: Ids {
+            vendor: ids.vendor,
+            device: ids.device,
+            class: stub.class.map_or(ClassCode::new(0x08_8000), |class| ClassCode::new(class.value())),
+            revision: 0,
+            subsystem_vendor: subsystem.vendor,
+            subsystem: subsystem.device,
+        },
+        bars: stub.bars.map(|slot| slot.map(bar)),
+        link: Some(link(stub.link.as_ref())?),
+        interrupt: match stub.interrupt {
+            InterruptConfig::None => StubInterrupt::None,
+            InterruptConfig::Intx(pin) => StubInterrupt::Intx(pin.register()),
+            InterruptConfig::Msi(vectors) => StubInterrupt::Msi { vectors, maskable: true },
+            InterruptConfig::MsiX(vectors) => StubInterrupt::MsiX { vectors },
+        },
+        clique,
+        clique_any_vendor: any_vendor,
+        flr: stub.flr,
+        dma: stub.dma,
+    })
+}
+
+/// A configuration that makes no machine.
+#[derive(Debug, Error)]
+pub enum SpecError {
+    /// Two sources for one thing.
+    #[error("--topology gives the hierarchy and --pcie topology=host asks for the host's: leave one of them out")]
+    FileAndHost,
+    /// A clique that the device cannot show.
+    #[error("device {name}")]
+    Clique {
+        /// The device.
+        name: String,
+        /// Why.
+        #[source]
+        source: CliqueError,
+    },
+    /// No link.
+    #[error("link of {name}")]
+    Link {
+        /// Device or port.
+        name: String,
+        /// Why.
+        #[source]
+        source: LinkError,
+    },
+    /// An impossible stub.
+    #[error("stub {name}")]
+    Stub {
+        /// The device.
+        name: String,
+        /// Why.
+        #[source]
+        source: Box<devices::stub::SpecError>,
+    },
+    /// The host was not asked about the device.
+    #[error("device {path} was not looked at on this host")]
+    Unknown {
+        /// As given.
+        path: String,
+    },
+}

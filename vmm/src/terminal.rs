@@ -1,0 +1,51 @@
+//! Raw mode for the terminal that the guest's serial line is connected to, undone on every way out.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic;
+use std::sync::{Mutex, PoisonError};
+
+use rustix::stdio::stdin;
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
+
+/// Settings to go back to. A static, so that a panic finds them.
+static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// While it lives, standard input is in raw mode.
+pub struct RawTerminal(());
+
+impl RawTerminal {
+    /// Switches standard input to raw mode if it is a terminal, and restores it when a panic ends the process. Output keeps
+    /// turning line feeds into new lines, so that messages of this process stay readable.
+    pub fn enter() -> io::Result<Option<Self>> {
+        let input = stdin();
+        if !isatty(input) {
+            return Ok(None);
+        }
+        let before = tcgetattr(input)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        raw.output_modes = before.output_modes;
+        let previous = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            restore(stdin());
+            previous(info);
+        }));
+        *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
+        tcsetattr(input, OptionalActions::Now, &raw)?;
+        Ok(Some(Self(())))
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        restore(stdin());
+    }
+}
+
+fn restore(input: BorrowedFd<'_>) {
+    if let Some(before) = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // Nothing is left to try when it fails: the terminal is gone.
+        let _ = tcsetattr(input.as_fd(), OptionalActions::Now, &before);
+    }
+}

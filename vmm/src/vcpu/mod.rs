@@ -1,0 +1,9 @@
+//! Virtual processors: their initial state, their threads, and where their exits go.
+
+mod counters;
+mod setup;
+mod thread;
+
+pub use counters::{Count, Counters, NAMES};
+pub use setup::{SetupError, Vcpu, create};
+pub use thread::{Ended, Runner, ThreadError, Threads};

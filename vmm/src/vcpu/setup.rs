@@ -1,0 +1,102 @@
+//! Creates vCPUs and gives them their first state: CPUID, model-specific registers, and the entry of the first one.
+
+use std::io;
+
+use arch::x86_64::cpuid::{self, VcpuIdentity};
+use arch::x86_64::msrs;
+use arch::x86_64::regs::Entry;
+use kvm_bindings::{CpuId, Msrs, kvm_cpuid_entry2};
+use kvm_ioctls::VcpuFd;
+use thiserror::Error;
+
+use crate::kvm::{KvmError, Vm};
+
+/// A vCPU before its thread runs it.
+pub struct Vcpu {
+    /// Its number and APIC id.
+    pub id: u8,
+    /// The kernel's side.
+    pub fd: VcpuFd,
+}
+
+/// Creates vCPUs 0 to `count` - 1. The first one starts at `entry`, or at the reset vector when there is none; the others
+/// wait to be started by it. Memory slots and the interrupt controller come before.
+pub fn create(
+    vm: &Vm,
+    count: u8,
+    host: &[kvm_cpuid_entry2],
+    address_bits: u8,
+    entry: Option<&Entry>,
+) -> Result<Vec<Vcpu>, SetupError> {
+    (0..count)
+        .map(|id| {
+            let fd = vm.create_vcpu(id)?;
+            let identity = VcpuIdentity {
+                apic_id: u32::from(id),
+                count: u32::from(count),
+                physical_address_bits: Some(address_bits),
+                tsc_deadline: true,
+            };
+            let step = |what| move |error: kvm_ioctls::Error| SetupError::Step { id, what, source: error.into() };
+            let shown = CpuId::from_entries(&cpuid::filter(host, &identity)).map_err(|_| SetupError::Cpuid { id })?;
+            fd.set_cpuid2(&shown).map_err(step("set its CPUID"))?;
+            set_msrs(&fd, id)?;
+            if let (0, Some(entry)) = (id, entry) {
+                let mut sregs = fd.get_sregs().map_err(step("read its special registers"))?;
+                entry.apply(&mut sregs);
+                fd.set_sregs(&sregs).map_err(step("set its special registers"))?;
+                fd.set_regs(&entry.regs).map_err(step("set its registers"))?;
+            }
+            Ok(Vcpu { id, fd })
+        })
+        .collect()
+}
+
+/// Hosts differ in the registers that they let a guest have; one that is refused keeps its reset value.
+fn set_msrs(fd: &VcpuFd, id: u8) -> Result<(), SetupError> {
+    let entries = msrs::boot_entries();
+    let mut rest = entries.as_slice();
+    while !rest.is_empty() {
+        let batch = Msrs::from_entries(rest).map_err(|_| SetupError::Msrs { id, count: rest.len() })?;
+        // The kernel stops at the first that it refuses and says how many it took.
+        let taken = fd.set_msrs(&batch).unwrap_or(0);
+        if let Some(refused) = rest.get(taken) {
+            log::debug!("vCPU {id}: the host keeps MSR {:#x} at its reset value", refused.index);
+        }
+        rest = rest.get(taken + 1..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// A vCPU that cannot be prepared.
+#[derive(Debug, Error)]
+pub enum SetupError {
+    /// It cannot be created.
+    #[error(transparent)]
+    Create(#[from] KvmError),
+    /// The host shows more leaves than KVM takes.
+    #[error("the CPUID of vCPU {id} has too many leaves")]
+    Cpuid {
+        /// Its number.
+        id: u8,
+    },
+    /// Too many registers.
+    #[error("vCPU {id} has {count} model-specific registers to set, more than one call takes")]
+    Msrs {
+        /// Its number.
+        id: u8,
+        /// How many.
+        count: usize,
+    },
+    /// A part of its state.
+    #[error("vCPU {id}: cannot {what}")]
+    Step {
+        /// Its number.
+        id: u8,
+        /// The step.
+        what: &'static str,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+}

@@ -1,0 +1,211 @@
+//! Runs vCPUs on threads named `vcpu<N>` and takes their exits to who answers. A vCPU never waits for the main loop.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use thiserror::Error;
+use vm_device::bus::PioAddress;
+use vm_device::device_manager::{IoManager, PioManager};
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+use super::counters::{Count, Counters};
+use super::setup::Vcpu;
+use crate::address_space::AddressSpace;
+use crate::pci_bus::PciBus;
+
+/// Why a vCPU stopped by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// Triple fault: the guest lost its interrupt table.
+    TripleFault,
+    /// KVM cannot go on; `what` names the exit and `at` is the instruction pointer.
+    Broken {
+        /// vCPU.
+        id: u8,
+        /// Name of the exit.
+        what: &'static str,
+        /// Detail code of the exit.
+        code: u64,
+        /// Guest instruction pointer.
+        at: u64,
+    },
+}
+
+/// What vCPUs share.
+pub struct Runner {
+    /// Fixed ports.
+    pub ports: IoManager,
+    /// Configuration space.
+    pub pci: Arc<PciBus>,
+    /// BARs.
+    pub space: Arc<AddressSpace>,
+    /// Set when the machine ends: vCPUs leave at their next exit.
+    pub stop: Arc<AtomicBool>,
+    /// Hears why a vCPU stopped by itself. It must not wait.
+    pub ended: Box<dyn Fn(Ended) + Send + Sync>,
+}
+
+/// The running vCPUs.
+pub struct Threads {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    counters: Vec<Arc<Counters>>,
+}
+
+impl Threads {
+    /// Starts one thread for each vCPU.
+    pub fn start(vcpus: Vec<Vcpu>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
+        register_signal_handler(SIGRTMIN(), ignore).map_err(|error| ThreadError::Signal { source: error.into() })?;
+        let mut started = Self { stop: Arc::clone(&runner.stop), threads: Vec::new(), counters: Vec::new() };
+        for mut vcpu in vcpus {
+            let counters = Arc::new(Counters::default());
+            let id = vcpu.id;
+            let (mine, runner) = (Arc::clone(&counters), Arc::clone(runner));
+            let thread = thread::Builder::new()
+                .name(format!("vcpu{id}"))
+                .stack_size(STACK)
+                .spawn(move || runner.run(&mut vcpu, &mine))
+                .map_err(|source| ThreadError::Start { id, source })?;
+            started.threads.push(thread);
+            started.counters.push(counters);
+        }
+        Ok(started)
+    }
+
+    /// Sum over all vCPUs.
+    #[must_use]
+    pub fn total(&self, reason: Count) -> u64 {
+        self.counters.iter().map(|counters| counters.get(reason)).sum()
+    }
+
+    /// Makes all vCPUs leave the guest and waits for them.
+    pub fn stop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // A signal that arrives just before the vCPU enters the guest is missed, so ask again until the thread has ended.
+        while self.threads.iter().any(|thread| !thread.is_finished()) {
+            for thread in self.threads.iter().filter(|thread| !thread.is_finished()) {
+                let _ = thread.kill(SIGRTMIN());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                log::error!("a vCPU thread ended by a panic");
+            }
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Dispatching an exit needs little; 255 threads shall not reserve more than they use.
+const STACK: usize = 256 << 10;
+
+extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+impl Runner {
+    fn run(&self, vcpu: &mut Vcpu, counters: &Counters) {
+        while !self.stop.load(Ordering::Acquire) {
+            let ended = match vcpu.fd.run() {
+                Ok(exit) => match self.dispatch(exit, counters) {
+                    Next::Continue => continue,
+                    Next::TripleFault => Ended::TripleFault,
+                    Next::Broken { what, code } => Ended::Broken { id: vcpu.id, what, code, at: instruction_pointer(&vcpu.fd) },
+                },
+                // A signal, or a vCPU that is not started yet.
+                Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => continue,
+                Err(error) => {
+                    let code = u64::try_from(error.errno()).unwrap_or(0);
+                    Ended::Broken { id: vcpu.id, what: "KVM_RUN failed, errno", code, at: instruction_pointer(&vcpu.fd) }
+                }
+            };
+            (self.ended)(ended);
+            return;
+        }
+    }
+
+    fn dispatch(&self, exit: VcpuExit<'_>, counters: &Counters) -> Next {
+        match exit {
+            VcpuExit::IoIn(port, data) => {
+                counters.count(if self.pci.is_config_port(port) { Count::ConfigRead } else { Count::PortRead });
+                if self.ports.pio_read(PioAddress(port), data).is_err() {
+                    data.fill(0xFF);
+                }
+            }
+            VcpuExit::IoOut(port, data) => {
+                counters.count(if self.pci.is_config_port(port) { Count::ConfigWrite } else { Count::PortWrite });
+                // A port that nobody answers swallows the write.
+                let _ = self.ports.pio_write(PioAddress(port), data);
+            }
+            VcpuExit::MmioRead(at, data) => match self.pci.ecam(at, data.len()) {
+                Some((segment, offset)) => {
+                    counters.count(Count::ConfigRead);
+                    self.pci.read_ecam(segment, offset, data);
+                }
+                None => {
+                    counters.count(Count::MemoryRead);
+                    self.space.read(at, data);
+                }
+            },
+            VcpuExit::MmioWrite(at, data) => match self.pci.ecam(at, data.len()) {
+                Some((segment, offset)) => {
+                    counters.count(Count::ConfigWrite);
+                    self.pci.write_ecam(segment, offset, data);
+                }
+                None => {
+                    counters.count(Count::MemoryWrite);
+                    self.space.write(at, data);
+                }
+            },
+            VcpuExit::Shutdown => return Next::TripleFault,
+            VcpuExit::InternalError => {
+                return Next::Broken { what: "KVM internal error: an instruction it cannot emulate", code: 0 };
+            }
+            VcpuExit::FailEntry(code, _) => {
+                return Next::Broken { what: "the processor refuses to enter the guest, reason", code };
+            }
+            VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::Hlt => {}
+            _ => return Next::Broken { what: "an exit that no device of this machine causes", code: 0 },
+        }
+        Next::Continue
+    }
+}
+
+enum Next {
+    Continue,
+    TripleFault,
+    Broken { what: &'static str, code: u64 },
+}
+
+fn instruction_pointer(fd: &VcpuFd) -> u64 {
+    fd.get_regs().map_or(0, |regs| regs.rip)
+}
+
+/// vCPU threads that cannot be started.
+#[derive(Debug, Error)]
+pub enum ThreadError {
+    /// The signal that interrupts KVM_RUN.
+    #[error("cannot handle the signal that stops vCPUs")]
+    Signal {
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A thread.
+    #[error("cannot start the thread of vCPU {id}: the limit of processes or memory is reached (ulimit -u)")]
+    Start {
+        /// vCPU.
+        id: u8,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+}
