@@ -1,0 +1,479 @@
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::time::{Duration, Instant};
+
+use pci::access::{Access, Lanes, Reg};
+use pci::function::{Changes, PciFunction, ResetKind};
+use pci::testing::FakeMsi;
+use proptest::prelude::*;
+use virtio_queue::desc::{RawDescriptor, split::Descriptor};
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+
+use super::*;
+use crate::virtio::feature;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+const ENTRIES: u16 = 16;
+const DESCRIPTORS: u64 = 0x1000;
+const AVAILABLE: u64 = 0x2000;
+const USED: u64 = 0x3000;
+const HEADER_AT: u64 = 0x10_0000;
+const STATUS_AT: u64 = 0x10_1000;
+const DATA_AT: u64 = 0x20_0000;
+const NOT_ANSWERED: u8 = 0xEE;
+const RAM: usize = 16 << 20;
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n % 249).try_into().unwrap()).collect()
+}
+
+/// A driver that uses the disk as a guest does: by configuration cycles, BAR accesses and guest memory.
+struct Guest {
+    disk: BlockFunction,
+    memory: GuestMemoryAtomic<GuestMemoryMmap>,
+    msi: Arc<FakeMsi>,
+    file: File,
+    used: u16,
+}
+
+impl Guest {
+    fn new(readonly: bool) -> Self {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&pattern(64 << 10)).unwrap();
+        let kept = file.try_clone().unwrap();
+        let ranges = [(GuestAddress(0), RAM)];
+        let memory = GuestMemoryAtomic::new(GuestMemoryMmap::from_ranges(&ranges).unwrap());
+        let msi = Arc::new(FakeMsi::default());
+        let spec = BlockSpec { file, readonly, serial: "disk-7".into() };
+        let disk = BlockFunction::new("test", spec, memory.clone(), msi.clone()).unwrap();
+        Self { disk, memory, msi, file: kept, used: 0 }
+    }
+
+    fn ready() -> Self {
+        let mut guest = Self::new(false);
+        guest.set_up(u64::MAX);
+        guest
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        self.disk.bar_write(0, offset, data);
+    }
+
+    fn read<const N: usize>(&mut self, offset: u64) -> [u8; N] {
+        let mut data = [0; N];
+        self.disk.bar_read(0, offset, &mut data);
+        data
+    }
+
+    fn command(&mut self, value: u32) {
+        self.disk.config_write(Access { reg: Reg::containing(4), lanes: Lanes::new(0, 2) }, value);
+    }
+
+    fn status(&mut self) -> u8 {
+        let [status] = self.read(0x14);
+        status
+    }
+
+    fn capability(&mut self, wanted: impl Fn([u8; 4]) -> bool) -> u16 {
+        let mut at = self.disk.config_read(Reg::containing(0x34)).to_le_bytes()[0];
+        while at != 0 {
+            let header = self.disk.config_read(Reg::containing(at.into())).to_le_bytes();
+            if wanted(header) {
+                return at.into();
+            }
+            at = header[1];
+        }
+        panic!("no such capability");
+    }
+
+    /// As a driver does it, with as many of the offered features as `wanted`. Vector 0 sends 0x40, vector 1 sends 0x41.
+    fn set_up(&mut self, wanted: u64) {
+        self.command(6);
+        for n in 0..2_u64 {
+            self.write(0x1008 + 16 * n, &(0x40 + u32::try_from(n).unwrap()).to_le_bytes());
+            self.write(0x100C + 16 * n, &[0; 4]);
+        }
+        let msix = self.capability(|header| header[0] == 0x11);
+        self.disk.config_write(Access::dword(msix), 0x8000_0000);
+        self.write(0x14, &[1]);
+        self.write(0x14, &[3]);
+        for half in 0..2_u32 {
+            self.write(0x00, &half.to_le_bytes());
+            let offered = u64::from(u32::from_le_bytes(self.read(0x04)));
+            let taken = u32::try_from(offered & (wanted >> (32 * half))).unwrap();
+            self.write(0x08, &half.to_le_bytes());
+            self.write(0x0C, &taken.to_le_bytes());
+        }
+        self.write(0x14, &[0x0B]);
+        assert_eq!(self.status(), 0x0B);
+        self.write(0x10, &[0, 0]);
+        self.put(AVAILABLE, &[0; 0x100]);
+        self.put(USED, &[0; 0x100]);
+        self.write(0x18, &ENTRIES.to_le_bytes());
+        self.write(0x1A, &1_u16.to_le_bytes());
+        self.write(0x20, &DESCRIPTORS.to_le_bytes());
+        self.write(0x28, &AVAILABLE.to_le_bytes());
+        self.write(0x30, &USED.to_le_bytes());
+        self.write(0x1C, &[1, 0]);
+        self.write(0x14, &[0x0F]);
+        self.used = 0;
+    }
+
+    /// Puts a chain of (address, length, flags) in the ring, at descriptor 0 onwards, and rings.
+    fn send(&mut self, parts: &[(u64, u32, u16)]) {
+        self.describe(DESCRIPTORS, parts);
+        self.offer(0);
+    }
+
+    fn describe(&self, table: u64, parts: &[(u64, u32, u16)]) {
+        let last = parts.len() - 1;
+        for (n, (address, len, flags)) in (0_u16..).zip(parts) {
+            let flags = flags | if usize::from(n) < last { NEXT } else { 0 };
+            let descriptor = RawDescriptor::from(Descriptor::new(*address, *len, flags, n + 1));
+            self.memory.memory().write_obj(descriptor, GuestAddress(table + 16 * u64::from(n))).unwrap();
+        }
+    }
+
+    fn put(&self, at: u64, data: &[u8]) {
+        self.memory.memory().write_slice(data, GuestAddress(at)).unwrap();
+    }
+
+    fn half_word(&self, at: u64) -> u16 {
+        u16::from_le_bytes(self.bytes(at, 2).try_into().unwrap())
+    }
+
+    fn offer(&mut self, head: u16) {
+        let index = self.half_word(AVAILABLE + 2);
+        self.put(AVAILABLE + 4 + 2 * u64::from(index % ENTRIES), &head.to_le_bytes());
+        self.put(AVAILABLE + 2, &index.wrapping_add(1).to_le_bytes());
+        self.write(0x200, &[0, 0]);
+    }
+
+    fn wait(&mut self, what: &str, reached: impl Fn(&mut Self) -> bool) {
+        let limit = Instant::now() + Duration::from_secs(20);
+        while !reached(self) {
+            assert!(Instant::now() < limit, "{what} takes too long");
+            std::thread::yield_now();
+        }
+    }
+
+    fn used_index(&self) -> u16 {
+        self.half_word(USED + 2)
+    }
+
+    /// Sends a request with this header and these data parts, waits for it; its status and used length.
+    fn request(&mut self, kind: u32, sector: u64, data: &[(u64, u32, u16)]) -> (u8, u32) {
+        self.put(HEADER_AT, &[&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat());
+        self.put(STATUS_AT, &[NOT_ANSWERED]);
+        let parts: Vec<_> = [(HEADER_AT, 16, 0)].iter().chain(data).copied().chain([(STATUS_AT, 1, WRITE)]).collect();
+        self.send(&parts);
+        self.answer()
+    }
+
+    fn answer(&mut self) -> (u8, u32) {
+        self.used = self.used.wrapping_add(1);
+        let expected = self.used;
+        self.wait("an answer", |guest| guest.used_index() == expected);
+        let element = self.bytes(USED + 4 + 8 * u64::from((expected - 1) % ENTRIES), 8);
+        (self.bytes(STATUS_AT, 1)[0], u32::from_le_bytes(element[4..].try_into().unwrap()))
+    }
+
+    fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        self.memory.memory().read_slice(&mut data, GuestAddress(at)).unwrap();
+        data
+    }
+
+    fn on_disk(&mut self, at: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        self.file.seek(SeekFrom::Start(at)).unwrap();
+        self.file.read_exact(&mut data).unwrap();
+        data
+    }
+
+    fn sent(&self) -> Vec<u32> {
+        self.msi.take().iter().map(|message| message.data).collect()
+    }
+}
+
+const IN: u32 = 0;
+const OUT: u32 = 1;
+const FLUSH: u32 = 4;
+const GET_ID: u32 = 8;
+const OK: u8 = 0;
+const IOERR: u8 = 1;
+const UNSUPP: u8 = 2;
+
+#[test]
+fn a_read_fills_scattered_memory_and_interrupts() {
+    let mut guest = Guest::ready();
+    let data = [(DATA_AT, 512, WRITE), (DATA_AT + 0x1000, 1024, WRITE)];
+    assert_eq!(guest.request(IN, 3, &data), (OK, 1537));
+    let got = [guest.bytes(DATA_AT, 512), guest.bytes(DATA_AT + 0x1000, 1024)].concat();
+    assert!(got == pattern(64 << 10)[1536..3072]);
+    guest.wait("an interrupt", |guest| guest.sent() == [0x41]);
+}
+
+#[test]
+fn a_write_reaches_the_image_and_a_flush_is_answered() {
+    let mut guest = Guest::ready();
+    guest.put(DATA_AT, &[0xA5; 1024]);
+    assert_eq!(guest.request(OUT, 5, &[(DATA_AT, 1024, 0)]), (OK, 1));
+    assert_eq!(guest.request(FLUSH, 0, &[]), (OK, 1));
+    assert_eq!(guest.on_disk(5 * 512, 1024), [0xA5; 1024]);
+    assert!(guest.on_disk(7 * 512, 512) == pattern(64 << 10)[7 * 512..8 * 512], "nothing past the data");
+}
+
+#[test]
+fn one_doorbell_serves_all_that_waits() {
+    let mut guest = Guest::ready();
+    guest.put(HEADER_AT, &[0; 16]);
+    guest.describe(DESCRIPTORS, &[(HEADER_AT, 16, 0), (DATA_AT, 512, WRITE), (STATUS_AT, 1, WRITE)]);
+    guest.put(AVAILABLE + 2, &ENTRIES.to_le_bytes());
+    guest.write(0x200, &[0, 0]);
+    guest.wait("all answers", |guest| guest.used_index() == ENTRIES);
+}
+
+#[test]
+fn indices_wrap() {
+    let mut guest = Guest::ready();
+    guest.put(HEADER_AT, &[0; 16]);
+    guest.describe(DESCRIPTORS, &[(HEADER_AT, 16, 0), (DATA_AT, 512, WRITE), (STATUS_AT, 1, WRITE)]);
+    for round in 1..=0x1_0000 / u32::from(ENTRIES) + 1 {
+        let [a, b, ..] = (round * u32::from(ENTRIES)).to_le_bytes();
+        guest.put(AVAILABLE + 2, &[a, b]);
+        guest.write(0x200, &[0, 0]);
+        guest.wait("all answers", |guest| guest.used_index() == u16::from_le_bytes([a, b]));
+    }
+}
+
+#[test]
+fn the_disk_tells_its_serial_and_size() {
+    let mut guest = Guest::ready();
+    assert_eq!(guest.request(GET_ID, 0, &[(DATA_AT, 20, WRITE)]), (OK, 21));
+    assert_eq!(guest.bytes(DATA_AT, 8), b"disk-7\0\0");
+    assert_eq!(guest.read(0x400), 128_u64.to_le_bytes());
+    assert_eq!((guest.read(0x40C), guest.read(0x414)), (254_u32.to_le_bytes(), 512_u32.to_le_bytes()));
+    assert_eq!(guest.read(0x400 + 60), [0xFF; 4]);
+}
+
+#[test]
+fn requests_that_cannot_be_have_an_error_status() {
+    let mut guest = Guest::ready();
+    let sector = [(DATA_AT, 512, WRITE)];
+    let out = [(DATA_AT, 512, 0)];
+    type Case<'a> = (u32, u64, &'a [(u64, u32, u16)], u8);
+    let cases: [Case<'_>; 11] = [
+        (IN, 128, &sector, IOERR),
+        (IN, u64::MAX, &sector, IOERR),
+        (OUT, 128, &out, IOERR),
+        (IN, 127, &[(DATA_AT, 1024, WRITE)], IOERR),
+        (IN, 0, &[(DATA_AT, 511, WRITE)], IOERR),
+        (IN, 0, &[(0xFFFF_0000, 512, WRITE)], IOERR),
+        (OUT, 0, &[(u64::MAX, 512, 0)], IOERR),
+        (GET_ID, 0, &[(DATA_AT, 19, WRITE)], IOERR),
+        (11, 0, &out, UNSUPP),
+        (99, 0, &[], UNSUPP),
+        (IN, 127, &sector, OK),
+    ];
+    for (kind, sector, data, expected) in cases {
+        assert_eq!(guest.request(kind, sector, data).0, expected, "{kind} {sector} {data:?}");
+    }
+}
+
+#[test]
+fn a_read_only_disk_refuses_writes_and_says_so() {
+    let mut guest = Guest::new(true);
+    guest.set_up(u64::MAX);
+    guest.write(0x00, &[0; 4]);
+    assert_ne!(u32::from_le_bytes(guest.read(0x04)) & 1 << 5, 0);
+    assert_eq!(guest.request(OUT, 0, &[(DATA_AT, 512, 0)]).0, IOERR);
+    assert!(guest.on_disk(0, 512) == pattern(512));
+}
+
+#[test]
+fn a_header_in_pieces_and_indirect_descriptors_are_served() {
+    let mut guest = Guest::ready();
+    guest.put(HEADER_AT, &[0; 8]);
+    guest.put(HEADER_AT + 8, &2_u64.to_le_bytes());
+    let parts = [(HEADER_AT, 5, 0), (HEADER_AT + 5, 0, 0), (HEADER_AT + 5, 11, 0), (DATA_AT, 512, WRITE), (STATUS_AT, 1, WRITE)];
+    guest.send(&parts);
+    assert_eq!(guest.answer(), (OK, 513));
+    let table = 0x30_0000;
+    guest.describe(table, &parts);
+    guest.put(DATA_AT, &[0; 512]);
+    guest.send(&[(table, 80, INDIRECT)]);
+    assert_eq!(guest.answer(), (OK, 513));
+    assert!(guest.bytes(DATA_AT, 512) == pattern(2048)[1024..1536]);
+}
+
+#[test]
+fn chains_without_a_place_for_the_answer_need_a_reset() {
+    let broken: [&[(u64, u32, u16)]; 6] = [
+        &[(HEADER_AT, 16, 0)],
+        &[(HEADER_AT, 16, 0), (STATUS_AT, 0, WRITE)],
+        &[(HEADER_AT, 16, 0), (0xFFFF_0000, 1, WRITE)],
+        &[(STATUS_AT, 1, WRITE), (HEADER_AT, 16, 0)],
+        &[(0x30_0000, 17, INDIRECT)],
+        &[(0xFFFF_0000, 32, INDIRECT)],
+    ];
+    for parts in broken {
+        let mut guest = Guest::ready();
+        guest.send(parts);
+        guest.wait("giving up", |guest| guest.status() & 0x40 != 0);
+        guest.wait("an interrupt", |guest| guest.sent() == [0x40]);
+        assert_eq!(guest.used_index(), 0);
+        guest.write(0x14, &[0]);
+        assert_eq!(guest.status(), 0);
+    }
+}
+
+#[test]
+fn a_looping_chain_and_impossible_indices_need_a_reset() {
+    let looping = |guest: &mut Guest| {
+        let descriptor = RawDescriptor::from(Descriptor::new(DATA_AT, 16, NEXT, 0));
+        guest.memory.memory().write_obj(descriptor, GuestAddress(DESCRIPTORS)).unwrap();
+        guest.offer(0);
+    };
+    let head = |guest: &mut Guest| guest.offer(ENTRIES);
+    let index = |guest: &mut Guest| {
+        guest.put(AVAILABLE + 2, &(ENTRIES + 1).to_le_bytes());
+        guest.write(0x200, &[0; 4]);
+    };
+    let cases: [fn(&mut Guest); 3] = [looping, head, index];
+    for case in cases {
+        let mut guest = Guest::ready();
+        case(&mut guest);
+        guest.wait("giving up", |guest| guest.status() & 0x40 != 0);
+    }
+}
+
+#[test]
+fn rings_outside_memory_need_a_reset() {
+    for (register, address) in [(0x20, 0xFFFF_0000_u64), (0x28, u64::MAX - 1), (0x30, 16 << 20), (0x20, 8), (0x30, 0x1002)] {
+        let mut guest = Guest::new(false);
+        guest.command(6);
+        guest.write(0x08, &[1, 0, 0, 0]);
+        guest.write(0x0C, &[1, 0, 0, 0]);
+        guest.write(0x14, &[0x0B]);
+        for ring in [0x20, 0x28, 0x30] {
+            guest.write(ring, &0x1000_u64.to_le_bytes());
+        }
+        guest.write(register, &address.to_le_bytes());
+        guest.write(0x1C, &[1, 0]);
+        guest.write(0x14, &[0x0F]);
+        assert_eq!(guest.status(), 0x4F, "{register:#x} {address:#x}");
+    }
+}
+
+#[test]
+fn every_kind_of_reset_ends_the_worker_and_the_disk_works_again() {
+    let by_status = |guest: &mut Guest| guest.write(0x14, &[0]);
+    let by_machine = |guest: &mut Guest| guest.disk.reset(ResetKind::Cold);
+    let by_function = |guest: &mut Guest| {
+        let express = guest.capability(|header| header[0] == 0x10);
+        assert!(guest.disk.config_write(Access::dword(express + 8), 1 << 15).contains(Changes::RESET));
+    };
+    let cases: [fn(&mut Guest); 3] = [by_status, by_machine, by_function];
+    let mut guest = Guest::ready();
+    for case in cases {
+        assert_eq!(guest.request(IN, 0, &[(DATA_AT, 512, WRITE)]).0, OK);
+        case(&mut guest);
+        assert_eq!(Arc::strong_count(&guest.disk.device().disk), 1, "the worker has ended");
+        assert_eq!((guest.status(), guest.read(0x1C)), (0, [0, 0]));
+        guest.msi.take();
+        guest.set_up(u64::MAX);
+    }
+}
+
+#[test]
+fn nothing_is_served_while_bus_mastering_is_off() {
+    let mut guest = Guest::ready();
+    guest.command(2);
+    guest.send(&[(HEADER_AT, 16, 0), (STATUS_AT, 1, WRITE)]);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(guest.used_index(), 0);
+    guest.command(6);
+    guest.answer();
+}
+
+#[test]
+fn a_driver_without_event_index_or_flush_is_served() {
+    let mut guest = Guest::new(false);
+    guest.set_up(feature::VERSION_1);
+    for _ in 0..40 {
+        assert_eq!(guest.request(OUT, 0, &[(DATA_AT, 512, 0)]).0, OK);
+    }
+}
+
+#[test]
+fn firmware_reaches_registers_through_configuration_space() {
+    let mut guest = Guest::new(false);
+    let window = guest.capability(|header| header[0] == 9 && header[3] == 5);
+    guest.disk.config_write(Access::dword(window + 8), 0x400);
+    guest.disk.config_write(Access::dword(window + 12), 4);
+    assert_eq!(guest.disk.config_read(Reg::containing(window + 16)), 128);
+    guest.disk.config_write(Access::dword(window + 8), 0x14);
+    guest.disk.config_write(Access::dword(window + 12), 1);
+    guest.disk.config_write(Access::dword(window + 16), 3);
+    assert_eq!(guest.status(), 3);
+}
+
+#[test]
+fn a_detached_disk_reads_all_ones_and_has_no_worker() {
+    let mut guest = Guest::ready();
+    guest.disk.detach();
+    assert_eq!((guest.read(0x400), guest.disk.config_read(Reg::containing(0))), ([0xFF; 8], 0xFFFF_FFFF));
+    assert_eq!(Arc::strong_count(&guest.disk.device().disk), 1);
+}
+
+#[test]
+fn impossible_disks_are_refused_by_name() {
+    let make = |len, serial: &str| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(len).unwrap();
+        let spec = BlockSpec { file, readonly: false, serial: serial.into() };
+        let memory = GuestMemoryAtomic::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap());
+        BlockFunction::new("root", spec, memory, Arc::new(FakeMsi::default())).err().map(|error| error.to_string())
+    };
+    assert_eq!(make(511, "").unwrap(), "the image of disk root has 511 bytes; it needs at least 512");
+    assert!(make(512, "123456789012345678901").unwrap().contains("21 bytes"));
+    assert_eq!(make(1023, "12345678901234567890"), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn no_access_and_no_ring_panics_or_hangs(
+        seed in any::<bool>(),
+        ring in proptest::collection::vec(any::<u8>(), 0..700),
+        accesses in proptest::collection::vec(
+            (0..3u8, prop_oneof![0..0x40u64, 0..0x4100u64, any::<u64>()], any::<[u8; 8]>(), 0..=8usize), 0..200,
+        ),
+    ) {
+        let mut guest = Guest::new(false);
+        if seed {
+            guest.set_up(u64::MAX);
+            for part in [DESCRIPTORS, AVAILABLE] {
+                guest.put(part, &ring);
+            }
+            guest.put(AVAILABLE + 2, &[1 + ring.len().to_le_bytes()[0] % 16, 0]);
+            guest.write(0x200, &[0; 2]);
+        }
+        for (kind, offset, mut data, len) in accesses {
+            let reg = (offset & 0xFFF).try_into().unwrap();
+            match kind {
+                0 => guest.disk.bar_write(0, offset, &data[..len]),
+                1 => guest.disk.bar_read(0, offset, &mut data[..len]),
+                _ => {
+                    guest.disk.config_read(Reg::containing(reg));
+                    guest.disk.config_write(Access::dword(reg), u32::from_le_bytes([data[0], data[1], data[2], data[3]]));
+                }
+            }
+        }
+        guest.disk.reset(ResetKind::Hot);
+        prop_assert_eq!(Arc::strong_count(&guest.disk.device().disk), 1);
+    }
+}

@@ -1,0 +1,41 @@
+//! Paravirtual devices: the PCI transport of virtio 1.2 (section 4.1, modern only), and the devices on it.
+//!
+//! | question | module |
+//! |---|---|
+//! | what does the function show, and who gets an access? | [`function`] |
+//! | where in the BAR is each structure? | [`layout`] |
+//! | what do the common registers keep, and what does a write set off? | [`common`] |
+//! | how does a device signal its driver? | [`signals`] |
+//! | who serves a queue, and when does it stop? | [`worker`] |
+//! | how do accesses through configuration space reach the BAR? | [`window`] |
+//! | what does a disk do with a request? | [`block`] |
+//!
+//! A doorbell costs the guest one exit and writes an eventfd; a worker thread takes it from there and reads and writes
+//! guest memory in place. The thread lives from `DRIVER_OK` to the reset. Everything in a ring is the guest's word: a chain
+//! that makes no sense ends with an error or with `DEVICE_NEEDS_RESET`, never with a panic or an endless loop.
+
+pub mod block;
+pub mod common;
+pub mod function;
+pub mod layout;
+pub mod signals;
+pub mod window;
+pub mod worker;
+
+pub use block::{BlockError, BlockFunction, BlockSpec};
+pub use function::{Device, QueueStart, VirtioError, VirtioFunction};
+
+/// Feature bits of rings and transport (virtio 1.2 section 6).
+pub mod feature {
+    use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+    use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+    /// Not the legacy interface. Always required.
+    pub const VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;
+    /// Both sides say by index when they want to be told.
+    pub const EVENT_IDX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
+    /// Descriptors may point to tables of descriptors.
+    pub const INDIRECT_DESC: u64 = 1 << VIRTIO_RING_F_INDIRECT_DESC;
+    /// What the transport offers for every device.
+    pub const TRANSPORT: u64 = VERSION_1 | EVENT_IDX | INDIRECT_DESC;
+}
