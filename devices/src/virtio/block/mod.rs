@@ -2,9 +2,9 @@
 //!
 //! | question | module |
 //! |---|---|
-//! | what does a request ask for, and what is the answer? | [`request`] |
-//! | how do bytes get between image and guest memory? | [`image`] |
-//! | in which order are requests served? | [`serve`] |
+//! | what does a request ask for, and what is the answer? | `request` |
+//! | how do bytes get between image and guest memory? | `image` |
+//! | in which order are requests served? | `serve` |
 
 mod image;
 mod request;
