@@ -54,6 +54,11 @@ pub struct MapCounts {
     pub dma: u64,
 }
 
+/// Emulated memory above this is served by exits. KVM keeps up to 8 bytes for each page of a slot on hosts without
+/// two-dimensional paging (linux: arch/x86/kvm/x86.c, kvm_alloc_memslot_metadata): a sparse BAR of 128 GiB would cost
+/// 256 MiB and a tenth of a second at start-up.
+const EMULATED_SLOT_MAX: u64 = 1 << 30;
+
 /// Where each BAR is mapped, and the means to change it.
 pub struct Mapper {
     slots: Slots,
@@ -143,6 +148,9 @@ impl Mapper {
         let counts = self.counts.entry(key).or_default();
         for piece in pieces {
             let BarPiece::Direct { offset, len, pages } = *piece else { continue };
+            if !endpoint.hardware && len > EMULATED_SLOT_MAX {
+                continue;
+            }
             // SAFETY: a function keeps the memory of its direct pieces mapped while it is attached, and the machine ends
             // its vCPU threads before it lets go of any function.
             match unsafe { self.slots.add(at + offset, len, pages.host_address) } {
