@@ -1,17 +1,22 @@
 //! Makes every endpoint of a plan and the hierarchy that holds them.
 
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use api::config::DiskConfig;
 use devices::stub::{StubError, StubFunction};
+use devices::virtio::block::{BlockError, BlockFunction, BlockSpec, SERIAL_LEN};
 use pci::function::{FunctionId, Shared};
 use pci::hierarchy::{BuildError, Hierarchy};
 use pci::intx;
 use pci::seams::MsiPort;
 use pci::topology::{PlannedEndpoint, PlannedFunction, PlannedKind};
 use thiserror::Error;
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 use crate::address_space::{AddressSpace, BusMaster};
 use crate::effects::{DmaDomain, Endpoint};
@@ -39,7 +44,7 @@ pub fn passes_through(spec: &Spec) -> bool {
 
 struct Maker<'a> {
     spec: &'a Spec,
-    ram: &'a GuestMemoryMmap,
+    ram: GuestMemoryAtomic<GuestMemoryMmap>,
     space: &'a Arc<AddressSpace>,
     msi: Arc<dyn MsiPort>,
     vm: &'a Vm,
@@ -57,7 +62,15 @@ pub fn make(
     _routes: &GsiTable,
 ) -> Result<Made, EndpointError> {
     let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
-    let mut maker = Maker { spec, ram, space, msi: Arc::clone(&msi), vm, wires: BTreeMap::new(), endpoints: BTreeMap::new() };
+    let mut maker = Maker {
+        spec,
+        ram: GuestMemoryAtomic::new(ram.clone()),
+        space,
+        msi: Arc::clone(&msi),
+        vm,
+        wires: BTreeMap::new(),
+        endpoints: BTreeMap::new(),
+    };
     let hierarchy = Hierarchy::build(&plan.pci, &msi, |planned| maker.function(planned)).map_err(Box::new)?;
     Ok(Made { hierarchy, endpoints: maker.endpoints, wires: maker.wires.into_values().collect(), domain: None })
 }
@@ -74,7 +87,8 @@ impl Maker<'_> {
                 let line = self.wire(numbers).map(|wire| wire.line());
                 Arc::new(Mutex::new(StubFunction::new(&planned.name.0, stub, Arc::clone(&self.msi), line, dma)?))
             }
-            spec::Endpoint::Disk(_) | spec::Endpoint::Vfio { .. } => return Err(FunctionError::Unknown),
+            spec::Endpoint::Disk(disk) => Arc::new(Mutex::new(self.disk(&planned.name.0, disk)?)),
+            spec::Endpoint::Vfio { .. } => return Err(FunctionError::Unknown),
         };
         self.register(planned, numbers, &function, bus_master, false);
         Ok(function)
@@ -101,6 +115,14 @@ impl Maker<'_> {
         let gsi = intx::gsi(numbers.intx?);
         Some(self.wires.entry(gsi).or_insert_with(|| SharedIntx::new(self.vm.fd(), gsi)))
     }
+
+    fn disk(&self, name: &str, disk: &DiskConfig) -> Result<BlockFunction, FunctionError> {
+        let file = OpenOptions::new().read(true).write(!disk.readonly).open(&disk.path);
+        let file = file.map_err(|source| FunctionError::Disk { path: disk.path.clone(), readonly: disk.readonly, source })?;
+        let serial = disk.serial.clone().unwrap_or_else(|| name.chars().take(SERIAL_LEN).collect());
+        let spec = BlockSpec { file, readonly: disk.readonly, serial };
+        Ok(BlockFunction::new(name, spec, self.ram.clone(), Arc::clone(&self.msi))?)
+    }
 }
 
 /// Endpoints that cannot be made.
@@ -120,4 +142,18 @@ pub enum FunctionError {
     /// A stub.
     #[error(transparent)]
     Stub(#[from] StubError),
+    /// A disk image.
+    #[error("cannot open the disk {}{}", path.display(), if *readonly { "" } else { " for writing: add readonly=on, or allow it" })]
+    Disk {
+        /// The image.
+        path: PathBuf,
+        /// How it was to be opened.
+        readonly: bool,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A disk.
+    #[error(transparent)]
+    Block(#[from] BlockError),
 }

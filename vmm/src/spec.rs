@@ -8,6 +8,7 @@ use api::config::{
     TopologyConfig, TopologyPolicy, VmConfig,
 };
 use devices::stub::{StubInterrupt, StubSpec};
+use devices::virtio::{block, layout};
 use pci::address::HostBdf;
 use pci::bar::{BarKind, BarSpec};
 use pci::caps::clique::{self, Clique, CliqueError};
@@ -230,7 +231,7 @@ impl Spec {
         let root = self.root();
         for (index, disk) in disks.iter().enumerate().rev() {
             let name = Name(disk.id.clone().unwrap_or_else(|| format!("disk{index}")));
-            let endpoint = EndpointSpec { ids: Ids::default(), bars: [None; 6], interrupt_pin: 0 };
+            let endpoint = EndpointSpec { ids: block::IDS, bars: layout::bars(), interrupt_pin: 0 };
             let node =
                 NodeSpec { name: name.clone(), on: root.clone(), place: Place::default(), kind: NodeKind::Endpoint(endpoint) };
             self.topology.nodes.insert(0, node);

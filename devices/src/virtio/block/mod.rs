@@ -38,6 +38,16 @@ const QUEUE_SIZE: u16 = 256;
 const SEGMENTS: u32 = QUEUE_SIZE as u32 - 2;
 const CONFIG_LEN: usize = 60;
 
+/// Ids of every disk (virtio 1.2 4.1.2.1).
+pub const IDS: Ids = Ids {
+    vendor: 0x1AF4,
+    device: 0x1042,
+    class: ClassCode::new(0x01_8000),
+    revision: 1,
+    subsystem_vendor: 0x1AF4,
+    subsystem: 0x1100,
+};
+
 /// A disk to make.
 #[derive(Debug)]
 pub struct BlockSpec {
@@ -95,14 +105,7 @@ impl Block {
 
 impl Device for Block {
     fn ids(&self) -> Ids {
-        Ids {
-            vendor: 0x1AF4,
-            device: 0x1042,
-            class: ClassCode::new(0x01_8000),
-            revision: 1,
-            subsystem_vendor: 0x1AF4,
-            subsystem: 0x1100,
-        }
+        IDS
     }
 
     fn features(&self) -> u64 {
