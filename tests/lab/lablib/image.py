@@ -10,6 +10,7 @@ from .modules import load_order
 from .scenario import KERNELS
 
 LAB = Path(__file__).resolve().parent.parent
+ROOT = LAB.parent.parent
 
 HOST_MODULES = ("kvm_amd", "vfio_pci", "vfio_iommu_type1")
 
@@ -35,6 +36,8 @@ def build(scenario, kernel, banyan, folder):
     host.file("lab/vmlinuz", kernel.bzimage.read_bytes())
     if banyan is not None:
         host.program(banyan, "lab/banyan")
+    for name in scenario.files:
+        host.file(f"lab/{Path(name).name}", (ROOT / name).read_bytes())
     host.file("lab/plan", plan(scenario, with_guests=banyan is not None))
     for guest in scenario.guests:
         home = f"lab/guests/{guest.name}"

@@ -51,6 +51,7 @@ class Scenario:
     objects: tuple = ()
     networks: tuple = ()
     disks: dict = field(default_factory=dict)
+    files: tuple = ()
     modules: tuple = ()
     sriov: dict = field(default_factory=dict)
     bind: tuple = ()
