@@ -161,7 +161,8 @@ struct RunArguments {
 
     /// Serial port: stdio, file=PATH or off [default: stdio]
     ///
-    ///   stdio (or tty)       standard input and output
+    ///   stdio (or tty)       standard input and output; on a terminal, Ctrl-A x
+    ///                        ends the machine
     ///   file=PATH            output to this file, created or emptied
     ///   off (or null)        the port is there, its output is dropped
     #[arg(long, value_name = "WHERE", value_parser = serial, help_heading = MACHINE, verbatim_doc_comment)]
@@ -182,7 +183,7 @@ struct RunArguments {
     /// A host function that is bound to vfio-pci:
     ///   path=PATH            address, or folder in /sys/bus/pci/devices;
     ///                        a bare PATH is enough
-    ///   id=NAME              name in trees and messages
+    ///   id=NAME              name in trees and messages [default: vfio0, ...]
     ///   clique=0..15         NVIDIA peer-to-peer clique: devices of one
     ///                        may reach each other
     ///   clique_any_vendor=on show it on any device, not only NVIDIA GPUs
@@ -278,7 +279,7 @@ Values:
   in double quotes, for the shell as --disk 'path=\"a,b.img\"'. [A,B] is a list.
 
 Exit codes:
-  0      the guest powered off
+  0      the guest powered off, or Ctrl-A x was typed
   1      an error, before the start or later; standard error says which
   2      the command line is wrong
   4      the guest reset itself and --no-reboot was given

@@ -18,6 +18,7 @@ use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::boot::{Firmware, FirmwareError};
 use crate::cli::RunOptions;
 use crate::driver::{self, DriverError, End, Input};
 use crate::host::{self, HostError};
@@ -97,7 +98,7 @@ fn notes(spec: &Spec, plan: &MachinePlan) -> impl Iterator<Item = String> {
 /// Plans with the host's address width.
 pub fn plan_machine(config: &VmConfig, spec: &Spec, host: &[kvm_bindings::kvm_cpuid_entry2]) -> Result<MachinePlan, RunError> {
     let firmware = match &config.payload {
-        Some(api::config::Payload::Firmware(path)) => std::fs::metadata(path).map_or(0, |metadata| metadata.len()),
+        Some(api::config::Payload::Firmware(path)) => Firmware::read(path)?.bytes.len() as u64,
         _ => 0,
     };
     let limits = Limits {
@@ -277,6 +278,9 @@ pub enum RunError {
     /// The configuration.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// The firmware file.
+    #[error(transparent)]
+    Firmware(#[from] FirmwareError),
     /// Places.
     #[error(transparent)]
     Plan(#[from] MachinePlanError),

@@ -84,6 +84,11 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
         return Err(SpecError::FileAndHost);
     }
     let named = names(config);
+    for (index, (name, _)) in named.iter().enumerate() {
+        if named.iter().take(index).any(|(earlier, _)| earlier == name) {
+            return Err(SpecError::SameName { name: name.clone() });
+        }
+    }
     let mut functions = Vec::new();
     for (name, device) in &named {
         functions.push((Name(name.clone()), *device, spec.endpoint(name, device, host)?));
@@ -339,6 +344,12 @@ pub enum SpecError {
     /// Two sources for one thing.
     #[error("--topology gives the hierarchy and --pcie topology=host asks for the host's: leave one of them out")]
     FileAndHost,
+    /// One name for two devices.
+    #[error("two devices are named `{name}`: give one of them another id")]
+    SameName {
+        /// The name.
+        name: String,
+    },
     /// A clique that the device cannot show.
     #[error("device {name}")]
     Clique {

@@ -136,12 +136,28 @@ fn completion_scripts_know_commands_and_flags() {
     }
 }
 
+/// The commands in a text, with the shell's line continuations and quotes taken away.
+fn commands(text: &str) -> Vec<String> {
+    let text = text.replace(",\\\n", ",").replace("\\\n", " ").replace("$(uname -r)", "6").replace('\'', "");
+    let lines = text.lines().map(|line| line.split(" #").next().unwrap_or_default().trim());
+    lines
+        .filter_map(|line| line.strip_prefix("banyan ").or(line.strip_prefix("cargo run --release -- ")))
+        .map(str::to_owned)
+        .collect()
+}
+
 #[test]
-fn the_examples_in_the_help_are_valid() {
-    let lines = RUN_NOTES.replace(",\\\n", ",").replace("\\\n", " ").replace("$(uname -r)", "6").replace('\'', "");
-    let examples: Vec<&str> = lines.lines().filter_map(|line| line.trim().strip_prefix("banyan ")).collect();
-    assert_eq!(examples.len(), 4, "{lines}");
-    for example in examples {
-        parsed(example).unwrap_or_else(|error| panic!("{example}: {error}"));
+fn the_examples_in_the_help_and_the_readme_are_valid() {
+    let readme = include_str!("../../../README.md");
+    for (text, count) in [(OVERVIEW, 2), (RUN_NOTES, 4), (readme, 3)] {
+        let examples = commands(text);
+        assert_eq!(examples.len(), count, "{text}");
+        for example in examples {
+            match parsed(&example) {
+                Ok(_) => {}
+                Err(CliError::Usage(error)) if error.kind() == ErrorKind::DisplayHelp => {}
+                Err(error) => panic!("{example}: {error}"),
+            }
+        }
     }
 }
