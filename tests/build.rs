@@ -1,4 +1,4 @@
-//! Builds the bare-metal guests, and finds out whether tests that need KVM can run here.
+//! Builds the bare-metal guests, and finds out which tests cannot run here.
 
 use std::env;
 use std::fs::File;
@@ -17,9 +17,23 @@ fn main() {
     println!("cargo::rustc-env=BANYAN_GUESTS={out}");
 
     println!("cargo::rerun-if-changed=/dev/kvm");
-    println!("cargo::rustc-check-cfg=cfg(without_kvm)");
-    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
-        println!("cargo::warning=/dev/kvm: {error}: the tests that need it are skipped and counted as ignored");
-        println!("cargo::rustc-cfg=without_kvm");
+    needs("kvm", File::options().read(true).write(true).open("/dev/kvm").map(drop).map_err(|error| format!("/dev/kvm: {error}")));
+    let unshared = Command::new("unshare").args(["-rm", "true"]).output();
+    needs(
+        "namespaces",
+        match unshared {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+            Err(error) => Err(format!("unshare: {error}")),
+        },
+    );
+}
+
+/// Sets `cfg(without_WHAT)` where `there` is an error.
+fn needs(what: &str, there: Result<(), String>) {
+    println!("cargo::rustc-check-cfg=cfg(without_{what})");
+    if let Err(why) = there {
+        println!("cargo::warning={why}: the tests that need it are skipped and counted as ignored");
+        println!("cargo::rustc-cfg=without_{what}");
     }
 }

@@ -6,7 +6,7 @@ use tests::Guest;
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn all_processors_start() {
-    for cpus in ["1", "2", "5", "32"] {
+    for cpus in ["1", "2", "8"] {
         let outcome = Guest::new("cpus").with(&["--cpus", cpus]).options(&format!("cpus={cpus}")).passes();
         let last: u32 = cpus.parse().unwrap();
         outcome.expect_output(&["cpu 0\n", &format!("cpu {}\n", last - 1)]);

@@ -1,0 +1,83 @@
+//! What the host lacks or refuses, and what is told about a run.
+
+use std::fs;
+use std::process::Command;
+
+use tests::guest::image;
+use tests::process::LIMIT;
+use tests::{Guest, Outcome, Session, banyan, executable};
+
+/// Runs `banyan ARGUMENTS` in a mount namespace of its own, after `prepare`.
+fn with_other_mounts(prepare: &str, arguments: &str) -> Outcome {
+    let mut command = Command::new("unshare");
+    // Without capabilities, so that permissions count.
+    let drop = "setpriv --bounding-set=-all --inh-caps=-all";
+    command.args(["-rm", "sh", "-c", &format!("{prepare} && exec {drop} '{}' {arguments}", executable::path().display())]);
+    Session::spawn(command, LIMIT).finish()
+}
+
+#[test]
+#[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
+fn a_host_without_kvm_is_told_what_to_load() {
+    let run = format!("run --kernel '{}'", image("hello.elf"));
+    let outcome = with_other_mounts("mount -t tmpfs none /dev", &run);
+    outcome.expect_code(1).expect_error(&["/dev/kvm", "kvm_intel", "No such file"]);
+}
+
+#[test]
+#[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
+fn a_user_without_access_to_kvm_is_told_which_group_to_join() {
+    let folder = tempfile::tempdir().unwrap();
+    let locked = folder.path().join("locked");
+    fs::write(&locked, "").unwrap();
+    let lock =
+        format!("chmod 0 '{0}' && mount -t tmpfs none /dev && touch /dev/kvm && mount --bind '{0}' /dev/kvm", locked.display());
+    let outcome = with_other_mounts(&lock, &format!("run --kernel '{}'", image("hello.elf")));
+    outcome.expect_code(1).expect_error(&["/dev/kvm", "group kvm", "Permission denied"]);
+}
+
+#[test]
+#[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
+fn a_dry_run_needs_no_kvm() {
+    let outcome = with_other_mounts("mount -t tmpfs none /dev", "run --dry-run --device stub,id=gpu0");
+    outcome.expect_code(0).expect_output(&["gpu0"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_disk_that_cannot_be_used_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::write(path("empty"), "").unwrap();
+    for (disk, parts) in [
+        (path("none"), vec!["none", "No such file"]),
+        (format!("{},id=root", path("empty")), vec!["root", "512"]),
+        (folder.path().display().to_string(), vec![folder.path().to_str().unwrap()]),
+    ] {
+        let outcome = Guest::new("hello").with(&["--disk", &disk]).run();
+        outcome.expect_code(1).expect_error(&parts);
+        assert_eq!(outcome.stdout, "", "{outcome}");
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn counters_are_printed_at_the_end_on_standard_error() {
+    let outcome = Guest::new("probe").with(&["--device", "stub,id=s", "--counters"]).run();
+    outcome.expect_code(0).expect_error(&["port writes", "configuration reads"]);
+    let reads = outcome.stderr.lines().find_map(|line| line.trim().strip_prefix("configuration reads"));
+    assert!(reads.and_then(|count| count.trim().parse::<u64>().ok()).is_some_and(|count| count > 10), "{outcome}");
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_log_file_is_appended_to_and_keeps_standard_error_clean() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    fs::write(&log, "earlier\n").unwrap();
+    let outcome = Guest::new("triple").with(&["--log", &format!("level=trace,file={}", log.display())]).run();
+    assert_eq!(outcome.expect_code(6).stderr, "", "{outcome}");
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(text.starts_with("earlier\n") && text.contains("triple fault"), "{text}");
+    banyan(&["run", "--dry-run", "--log", "file=/nowhere/log"]).expect_code(1).expect_error(&["/nowhere/log", "No such file"]);
+}
