@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use api::config::flags::{FlagError, FlagProblem};
 use api::config::{
@@ -42,6 +43,8 @@ pub struct RunOptions {
     pub counters: bool,
     /// A reset ends the process with exit code 4 instead of starting the guest again.
     pub no_reboot: bool,
+    /// Longest time from each start to its end.
+    pub time_limit: Option<Duration>,
     /// Logging.
     pub log: LogConfig,
 }
@@ -336,6 +339,7 @@ impl RunArguments {
             verbose: self.verbose,
             counters: self.counters,
             no_reboot: self.no_reboot,
+            time_limit: None,
             log: self.log.unwrap_or_default(),
         };
         Ok(Action::Run { config: Box::new(config), options })

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use devices::legacy::{Console, Drained, PowerEvent, Serial};
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
@@ -84,20 +85,26 @@ const RESUME: u32 = 3;
 /// Console n wakes by data `WAKE + 2 n` and is writable by `WAKE + 2 n + 1`.
 const WAKE: u32 = 16;
 
-/// Runs until the guest is to stop.
+/// Runs until the guest is to stop, or for the time `limit`.
 pub fn run(
     ending: &Arc<Ending>,
     signals: Signals,
     consoles: Vec<Arc<Console>>,
     input: Option<Input>,
+    limit: Option<Duration>,
 ) -> Result<End, DriverError> {
+    let deadline = limit.map(|limit| (limit, Instant::now() + limit));
     let mut manager = EventManager::new().map_err(DriverError::Loop)?;
     let driver = Driver { ending: Arc::clone(ending), signals, consoles, input, pending: Vec::new(), escaped: false, end: None };
     let driver = manager.add_subscriber(driver);
     loop {
-        manager.run().map_err(DriverError::Loop)?;
+        let left = deadline.map(|(_, at)| at.saturating_duration_since(Instant::now()).as_millis());
+        manager.run_with_timeout(left.map_or(-1, |left| i32::try_from(left).unwrap_or(i32::MAX))).map_err(DriverError::Loop)?;
         if let Some(end) = manager.subscriber_mut(driver).map_err(DriverError::Loop)?.end {
             return Ok(end);
+        }
+        if let Some((limit, _)) = deadline.filter(|(_, at)| Instant::now() >= *at) {
+            return Err(DriverError::TimeLimit { limit });
         }
     }
 }
@@ -235,4 +242,27 @@ pub enum DriverError {
     /// epoll.
     #[error("cannot wait for events: {0:?}")]
     Loop(event_manager::Error),
+    /// Too slow.
+    #[error("the guest did not end within {} s", limit.as_secs())]
+    TimeLimit {
+        /// What it had.
+        limit: Duration,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_does_not_end_is_stopped_at_the_time_limit() {
+        let limit = Duration::from_millis(20);
+        let run = |ending: &Arc<Ending>| run(ending, Signals::handle().unwrap(), Vec::new(), None, Some(limit));
+        let ending = Ending::new().unwrap();
+        let start = Instant::now();
+        assert!(matches!(run(&ending), Err(DriverError::TimeLimit { .. })));
+        assert!(start.elapsed() >= limit);
+        ending.say(End::Power(PowerEvent::PowerOff));
+        assert_eq!(run(&ending).unwrap(), End::Power(PowerEvent::PowerOff));
+    }
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
-use vmm::run;
+use vmm::{demo, run};
 
 fn main() -> ExitCode {
     let done = match cli::parse(std::env::args_os()) {
@@ -26,7 +26,7 @@ fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
             Ok(ExitCode::SUCCESS)
         }
         Action::Run { config, options } => Ok(run::run(&config, &options)?.into()),
-        Action::Demo(_) => Err("not yet".into()),
+        Action::Demo(options) => Ok(demo::run(&options)?.into()),
     }
 }
 

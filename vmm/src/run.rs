@@ -215,7 +215,7 @@ impl Outputs {
                 terminal = RawTerminal::enter().map_err(RunError::Standard)?;
             }
             let input = self.input(&machine, terminal.is_some(), &resume)?;
-            let end = driver::run(&machine.ending, signals, self.consoles.clone(), input)?;
+            let end = driver::run(&machine.ending, signals, self.consoles.clone(), input, options.time_limit)?;
             let left = machine.stop();
             if options.counters {
                 eprint!("{}", machine.counters());

@@ -1,0 +1,24 @@
+//! Builds the guest of `banyan demo`, which is embedded in the executable.
+
+use std::env;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+
+const GUESTS: &str = "../resources/guests";
+
+fn main() {
+    let out = env::var("OUT_DIR").unwrap_or_else(|error| panic!("cargo sets OUT_DIR: {error}"));
+    let guests = Path::new(GUESTS);
+    for source in ["build", "probe.c", "lib"] {
+        println!("cargo::rerun-if-changed={GUESTS}/{source}");
+    }
+    println!("cargo::rerun-if-env-changed=CC");
+    let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    // Nobody reads the symbols of an embedded image.
+    let built = Command::new("sh").arg(guests.join("build")).args([&out, "probe"]).env("CC", format!("{compiler} -s")).status();
+    assert!(
+        built.as_ref().is_ok_and(ExitStatus::success),
+        "resources/guests/build cannot make the guest of `banyan demo` ({built:?}). It needs `{compiler}`, a C compiler for \
+         x86-64, and GNU ld: on Debian and Ubuntu install the packages gcc and binutils; CC names another compiler"
+    );
+}

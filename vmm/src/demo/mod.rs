@@ -1,0 +1,150 @@
+//! `banyan demo`: boots the embedded guest on an emulated host and holds what it sees against the plan.
+//!
+//! | question | module |
+//! |---|---|
+//! | what must the guest report? | [`expected`] |
+//! | what of it did it report? | [`compare`] |
+//! | how is that told? | [`show`] |
+
+pub mod compare;
+pub mod expected;
+pub mod show;
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api::config::{Cf8, KernelConfig, MemoryConfig, Payload, PcieConfig, Size, TopologyConfig, TopologyFileError, VmConfig};
+use pci::topology::Tree;
+use rustix::fs::MemfdFlags;
+use thiserror::Error;
+
+use crate::cli::{DemoOptions, RunOptions};
+use crate::driver::DriverError;
+use crate::kvm::Vm;
+use crate::plan::MachinePlan;
+use crate::run::{self, Outputs, RunError, exit_code};
+use crate::spec::{self, Host, Spec};
+
+use compare::{Comparison, Side};
+use expected::ExpectedError;
+use show::{Findings, INTRODUCTION, Seen};
+
+const PROBE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe.elf"));
+const TOPOLOGY: &str = include_str!("../../../resources/topologies/a100x.toml");
+const RAM: u64 = 64 << 20;
+/// How long the guest may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Runs the demonstration. Returns the exit code of the process: 0 if the guest sees what was planned, 1 if not.
+pub fn run(options: &DemoOptions) -> Result<u8, DemoError> {
+    run::start_log(&options.log)?;
+    let kernel = memory_file("probe.elf", PROBE)?;
+    let config = config(&kernel)?;
+    let spec = spec::spec(&config, &Host::default()).map_err(RunError::from)?;
+    let vm = Vm::new().map_err(RunError::from)?;
+    let cpuid = vm.supported_cpuid().map_err(RunError::from)?;
+    let plan = run::plan_machine(&config, &spec, cpuid.as_slice())?;
+    let planned_tree = tree(&plan, &spec);
+    let planned_report = expected::report(&plan, &spec, true)?.join("\n");
+    print(&format!("{INTRODUCTION}\nplanned:\n{planned_tree}"))?;
+
+    let (mut serial, mut debug) = (memory_file("serial", &[])?, memory_file("debug", &[])?);
+    let outputs = Outputs::captured(same(&serial)?.into(), same(&debug)?.into())?;
+    let boot = RunOptions { no_reboot: true, time_limit: Some(LIMIT), ..RunOptions::default() };
+    let end = outputs.run(vm, &config, &boot, &spec, &plan, &cpuid);
+    outputs.close();
+    let (seen, report) = (text(&mut serial)?, text(&mut debug)?);
+    let end = match end {
+        Ok(code) if code > exit_code::SIGNAL => return Ok(code),
+        Err(error) if !matches!(error, RunError::Driver(DriverError::TimeLimit { .. })) => return Err(error.into()),
+        other => other,
+    };
+
+    let seen = Seen(&seen);
+    let seen_tree = seen.tree().collect::<Vec<_>>().join("\n");
+    let planned = Side { tree: &planned_tree, report: &planned_report };
+    let comparison = Comparison::new(planned, Side { tree: &seen_tree, report: &report });
+    let findings = Findings { comparison: &comparison, verbose: options.verbose };
+    print(&format!("\nseen by the guest:\n{seen}\n{findings}"))?;
+    match end? {
+        exit_code::POWER_OFF => Ok(comparison.exit_code()),
+        code => Err(DemoError::Ended { code }),
+    }
+}
+
+/// The machine: what the embedded topology has, and configuration access by both ways.
+fn config(kernel: &File) -> Result<VmConfig, DemoError> {
+    let kernel = KernelConfig { path: path(kernel), ..KernelConfig::default() };
+    Ok(VmConfig {
+        memory: MemoryConfig { size: Size(RAM), ..MemoryConfig::default() },
+        payload: Some(Payload::Kernel(kernel)),
+        // A guest that fails ends by it.
+        debug_exit: true,
+        pcie: PcieConfig { cf8: Cf8::On, ..PcieConfig::default() },
+        topology: Some(TopologyConfig::parse("a100x.toml", TOPOLOGY)?),
+        ..VmConfig::default()
+    })
+}
+
+fn tree(plan: &MachinePlan, spec: &Spec) -> String {
+    Tree { plan: &plan.pci, label: &|function| spec.label(function), verbose: false }.to_string()
+}
+
+/// A file in memory that holds `bytes`.
+fn memory_file(name: &str, bytes: &[u8]) -> Result<File, DemoError> {
+    let made = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).map_err(io::Error::from);
+    let mut file = File::from(made.map_err(DemoError::MemoryFile)?);
+    file.write_all(bytes).map_err(DemoError::MemoryFile)?;
+    Ok(file)
+}
+
+/// Where others in this process open `file`.
+fn path(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+}
+
+fn same(file: &File) -> Result<File, DemoError> {
+    file.try_clone().map_err(DemoError::MemoryFile)
+}
+
+/// All that was written to `file`.
+fn text(file: &mut File) -> Result<String, DemoError> {
+    let mut bytes = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut bytes)).map_err(DemoError::MemoryFile)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn print(text: &str) -> Result<(), DemoError> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // A reader such as head(1) that has seen enough is no error.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(RunError::Print(error).into()),
+        _ => Ok(()),
+    }
+}
+
+/// A demonstration that cannot be given.
+#[derive(Debug, Error)]
+pub enum DemoError {
+    /// The machine.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// The embedded topology.
+    #[error(transparent)]
+    Topology(#[from] TopologyFileError),
+    /// What the guest must report.
+    #[error(transparent)]
+    Expected(#[from] ExpectedError),
+    /// Files in memory.
+    #[error("cannot make a file in memory")]
+    MemoryFile(#[source] io::Error),
+    /// No power-off.
+    #[error("the guest ended with exit code {code} instead of powering off: its last lines above say why")]
+    Ended {
+        /// As `banyan run` would end.
+        code: u8,
+    },
+}
