@@ -1,6 +1,7 @@
-/* BARs, decode and bridge windows as a guest may change them: the memory behind a BAR must follow, and nothing else may
- * answer. Works on the first stub with a register page, which has to be the only endpoint below its root port; its memory beyond the
- * register page is checked through its largest BAR if that is another one. Prints one line per step. */
+/* BARs, decode and bridge windows as a guest may change them: the memory behind a BAR must follow, and nothing may
+ * answer at a place it has left. Works on the first stub with a register page, which has to be the only endpoint below
+ * its root port; memory beyond that page is checked through its largest BAR if that is another one. Prints one line per
+ * step. */
 #include "device.h"
 #include "runtime.h"
 
@@ -29,6 +30,13 @@ static void expect_mark(u32 n, u64 base, u32 value, const char *when) {
 }
 
 static void expect_nothing(u32 n, u64 base, const char *when) { expect_mark(n, base, 0xffffffff, when); }
+
+/* A hypervisor may leave the memory of a hidden BAR mapped until it moves, for guests that only size it. Registers must
+ * not answer. */
+static void expect_hidden(u32 n, u64 base, u32 value, const char *when) {
+    u32 seen = read32(reach(mark_place(n, base), 4));
+    require(seen == 0xffffffff || (n && seen == value), "BAR %u at %lx reads %x: %s", n, base, seen, when);
+}
 
 /* Case A1: halves of a 64-bit BAR sized with decode on, in the given order; the BAR must answer at its old place after. */
 static void size_with_decode_on(u32 n, bool high_first) {
@@ -69,12 +77,12 @@ static bool in_prefetchable_window(u32 n) {
 static void decode_of(u32 n) {
     put_mark(n, 0x51500000 + n);
     set_command(device->at, DECODE_MEMORY, 0);
-    expect_nothing(n, device->bars[n].base, "decode is off");
+    expect_hidden(n, device->bars[n].base, 0x51500000 + n, "decode is off");
     set_command(device->at, 0, DECODE_MEMORY);
     expect_mark(n, device->bars[n].base, 0x51500000 + n, "decode is on again");
     for (u32 i = 0; i < chain_length; i++) {
         set_command(chain[i], DECODE_MEMORY, 0);
-        expect_nothing(n, device->bars[n].base, "a bridge's memory decode is off");
+        expect_hidden(n, device->bars[n].base, 0x51500000 + n, "a bridge's memory decode is off");
         set_command(chain[i], 0, DECODE_MEMORY);
         expect_mark(n, device->bars[n].base, 0x51500000 + n, "the bridge decodes again");
     }
@@ -87,7 +95,7 @@ static void close_windows_of(u32 n) {
         u32 offset = prefetchable ? 0x24 : 0x20, old = config_read(chain[i], offset, 4);
         u32 high_base = config_read(chain[i], 0x28, 4), high_limit = config_read(chain[i], 0x2c, 4);
         set_window(chain[i], prefetchable, 0xfff00000, 0);
-        expect_nothing(n, device->bars[n].base, "a window above is closed");
+        expect_hidden(n, device->bars[n].base, 0x51500000 + n, "a window above is closed");
         if (prefetchable) {
             config_write(chain[i], 0x28, 4, high_base);
             config_write(chain[i], 0x2c, 4, high_limit);
@@ -149,6 +157,11 @@ static void move(u32 n) {
     say("bar %u: move to %lx and back\n", n, target);
 }
 
+/* A neighbour may have the same ids, but no two BARs have the same address. */
+static bool is_the_device(place at) {
+    return config_read(at, 0, 4) == device->id && (config_read(at, BAR0, 4) & ~15u) == (u32)device->bars[0].base;
+}
+
 /* Bus numbers that are free, or a neighbour's: the first one inside the range above that no function uses, else that of
  * a neighbouring port with a single bus, which then takes ours. */
 static void renumber(void) {
@@ -182,13 +195,13 @@ static void renumber(void) {
     if (!spare)
         config_write(neighbour->at, BUSES, 4, neighbour_buses | ours << 8 | ours << 16);
     place moved = place_of(device->at >> 16, number, device_of(device->at), function_of(device->at));
-    require(config_read(moved, 0, 4) == device->id, "nothing on bus %02x after renumbering", number);
-    require(config_read(device->at, 0, 4) != device->id, "the device still answers at %s", place_name(device->at));
+    require(is_the_device(moved), "the device is not on bus %02x after renumbering", number);
+    require(!is_the_device(device->at), "the device still answers at %s", place_name(device->at));
     expect_mark(0, device->bars[0].base, 0x51500000, "the bus has another number");
     if (!spare)
         config_write(neighbour->at, BUSES, 4, neighbour_buses | number << 8 | number << 16);
     config_write(above->at, BUSES, 4, buses | ours << 8 | ours << 16);
-    require(config_read(device->at, 0, 4) == device->id, "the device is not back at %s", place_name(device->at));
+    require(is_the_device(device->at), "the device is not back at %s", place_name(device->at));
     say("renumber: %02x to %02x and back\n", ours, number);
 }
 

@@ -7,6 +7,7 @@ enum { COMMAND_LOW = 0x300, INIT_OTHERS = 0x000c4500, STARTUP_OTHERS = 0x000c460
 
 extern u8 processor_trampoline[], processor_trampoline_end[];
 static volatile u8 started[256], agreed[256];
+static u8 listed[256];
 static volatile u32 count;
 
 void processor_started(void) {
@@ -17,21 +18,25 @@ void processor_started(void) {
     __atomic_fetch_add(&count, 1, __ATOMIC_SEQ_CST);
 }
 
-static bool in_madt(u32 id) {
-    const u8 *entry;
-    for (u32 n = 0; (entry = madt_entry(0, n)); n++)
-        if (entry[3] == id && entry[4] & 1)
-            return true;
-    for (u32 n = 0; (entry = madt_entry(9, n)); n++)
-        if (read32((u64)entry + 4) == id && entry[8] & 1)
-            return true;
-    return false;
+/* Notes the enabled processors of the MADT: local APIC (0) and x2APIC (9) entries. Returns how many there are. */
+static u32 read_madt(void) {
+    const struct acpi_header *madt = acpi_table("APIC");
+    require(madt, "no MADT");
+    u32 found = 0;
+    for (const u8 *entry = (const u8 *)madt + 44; entry + 2 <= (const u8 *)madt + madt->length && entry[1] >= 2; entry += entry[1]) {
+        bool local = entry[0] == 0 && entry[4] & 1, extended = entry[0] == 9 && entry[8] & 1;
+        u32 id = local ? entry[3] : extended ? read32((u64)entry + 4) : 0;
+        if (!local && !extended)
+            continue;
+        require(id < 255 && !listed[id], "APIC id %u in the MADT is too large or listed twice", id);
+        listed[id] = 1;
+        found++;
+    }
+    return found;
 }
 
 void guest(void) {
-    u32 expected = 0;
-    for (u32 id = 0; id < 255; id++)
-        expected += in_madt(id);
+    u32 expected = read_madt();
     __builtin_memcpy((void *)TRAMPOLINE, processor_trampoline, (size_t)(processor_trampoline_end - processor_trampoline));
     processor_started();
     apic_start();
@@ -46,7 +51,7 @@ void guest(void) {
         if (!started[id])
             continue;
         say("cpu %u\n", id);
-        require(in_madt(id), "processor %u is not in the MADT", id);
+        require(listed[id], "processor %u is not in the MADT", id);
         require(agreed[id], "processor %u: CPUID has another APIC id", id);
     }
     require(count == wanted && expected == wanted, "%u processors started, %u in the MADT, want %u", count, expected, wanted);

@@ -58,7 +58,7 @@ static void say_endpoint(struct function *function) {
     say("  %04x:%04x", function->id & 0xffff, function->id >> 16);
     if (clique != NO_CLIQUE)
         say(" clique %d", clique);
-    if (function->express_type >= 0)
+    if (function->link_status >> 4 & 0x3f)
         say(" %s x%u", speed_name(function->link_status & 15), function->link_status >> 4 & 0x3f);
 }
 

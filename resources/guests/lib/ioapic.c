@@ -6,8 +6,12 @@
 enum { USUAL_ADDRESS = 0xfec00000, VERSION = 1, REDIRECTION = 0x10, LEVEL = 1 << 15, ACTIVE_LOW = 1 << 13, MASKED = 1 << 16 };
 
 static u64 ioapic_address(void) {
-    const u8 *entry = madt_entry(1, 0);
-    return entry ? reach(read32((u64)entry + 4), 0x20) : USUAL_ADDRESS;
+    static u64 address;
+    if (!address) {
+        const u8 *entry = madt_entry(1, 0);
+        address = entry ? reach(read32((u64)entry + 4), 0x20) : USUAL_ADDRESS;
+    }
+    return address;
 }
 
 static u32 ioapic_read(u32 which) {
