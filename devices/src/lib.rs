@@ -4,6 +4,7 @@
 //! |---|---|
 //! | what answers at the fixed I/O ports (serial line, power, debug)? | [`legacy`] |
 //! | what does an emulated endpoint for tests and demonstrations do? | [`stub`] |
+//! | how does a function of the host become one of the guest? | [`vfio`] |
 //! | how does a guest drive a paravirtual device, and what serves its disk? | [`virtio`] |
 //!
 //! Devices know neither KVM nor the configuration that asked for them. They reach interrupts and memory through the
@@ -11,4 +12,5 @@
 
 pub mod legacy;
 pub mod stub;
+pub mod vfio;
 pub mod virtio;

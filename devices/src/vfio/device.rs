@@ -1,0 +1,583 @@
+//! A function of the host as a [`PciFunction`]: brings together what the other files decide.
+
+use std::error::Error;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use pci::access::{Access, Reg};
+use pci::bar::{BarError, BarIndex, BarSpec, Bars};
+use pci::caps::Clique;
+use pci::function::{BarPiece, Changes, FunctionId, Pages, PciFunction, Programming, ResetKind};
+use pci::ids::Ids;
+use pci::msi::MsiVectorsError;
+use pci::msix_table::MsixVectorsError;
+use pci::regs::{command, header};
+use pci::seams::{IntxEvents, MsiRoutes};
+use thiserror::Error;
+
+use super::bar_map;
+use super::facts::{Facts, Snapshot};
+use super::hardware::{Hardware, OpenError};
+use super::host::{Area, CONFIG, HostDevice, IrqKind};
+use super::intx::Intx;
+use super::iommu::Domain;
+use super::mapping::{Mapping, PAGE};
+use super::msi::Msi;
+use super::msix::{Claim, Msix};
+use super::overlay::{Overlay, byte_runs, is_partial};
+use super::patch::{self, PatchError, PatchOptions, Placement, ROM};
+use super::regions::bar_specs;
+use super::reset::{self, Outcome};
+use super::vectors::{Lender, VectorError};
+
+/// A function of the host that is open and not in a machine yet: tells what the planner must know.
+pub struct HostFunction<D: HostDevice> {
+    name: String,
+    device: D,
+    snapshot: Snapshot,
+    facts: Facts,
+    bars: [Option<BarSpec>; 6],
+}
+
+impl HostFunction<Hardware> {
+    /// Opens the function whose sysfs directory is `path` (it ends in the address). `name` is for messages.
+    pub fn open(name: &str, path: &Path, domain: &Domain) -> Result<Self, VfioError> {
+        let device = Hardware::open(name, path, domain).map_err(|source| VfioError::Open { source })?;
+        Self::new(name, device)
+    }
+}
+
+impl<D: HostDevice> HostFunction<D> {
+    /// Reads what `device` is.
+    pub fn new(name: &str, mut device: D) -> Result<Self, VfioError> {
+        let name = name.to_owned();
+        let size = device.size(CONFIG).min(0x1000);
+        let mut bytes = vec![0xFF; usize::try_from(size).unwrap_or(0)];
+        if let Err(source) = device.read(CONFIG, 0, &mut bytes) {
+            return Err(VfioError::Config { name, source });
+        }
+        let snapshot = Snapshot::new(&bytes);
+        let facts = Facts::of(&snapshot);
+        if facts.ids.vendor == 0xFFFF || bytes.len() < 256 {
+            return Err(VfioError::Dead { name });
+        }
+        if facts.header_type != 0 {
+            return Err(VfioError::Bridge { name });
+        }
+        let mut sizes = [0; 6];
+        for (size, index) in sizes.iter_mut().zip(0..) {
+            *size = device.size(index);
+        }
+        let bars = bar_specs(facts.bar_registers, sizes);
+        if let Err(source) = Bars::new(&bars) {
+            return Err(VfioError::Bars { name, source });
+        }
+        Ok(Self { name, device, snapshot, facts, bars })
+    }
+
+    /// Its ids, as the guest will see them.
+    #[must_use]
+    pub const fn ids(&self) -> Ids {
+        self.facts.ids
+    }
+
+    /// Its BARs.
+    #[must_use]
+    pub const fn bars(&self) -> [Option<BarSpec>; 6] {
+        self.bars
+    }
+
+    /// Its interrupt pin register: 0 none, 1 INTA to 4 INTD.
+    #[must_use]
+    pub const fn interrupt_pin(&self) -> u8 {
+        if self.facts.interrupt_pin <= 4 { self.facts.interrupt_pin } else { 0 }
+    }
+}
+
+/// What a user can ask for.
+#[derive(Debug, Clone, Copy)]
+pub struct VfioOptions {
+    /// NVIDIA peer-to-peer approval.
+    pub clique: Option<Clique>,
+    /// The clique is shown on a function that is no NVIDIA display controller, too.
+    pub clique_any_vendor: bool,
+    /// Where the guest finds the function.
+    pub placement: Placement,
+}
+
+/// A BAR in this process.
+struct Backing {
+    pieces: Vec<BarPiece>,
+    /// Holds the pages of direct pieces.
+    _mapping: Option<Mapping>,
+}
+
+/// A function of the host in a machine.
+pub struct VfioFunction<D: HostDevice> {
+    // The interrupts and BARs go before the device that they came from.
+    msix: Option<Msix>,
+    msi: Option<Msi>,
+    intx: Option<Intx>,
+    backings: [Option<Backing>; 6],
+    host: HostFunction<D>,
+    overlay: Overlay,
+    bars: Bars,
+    id: FunctionId,
+    routes: Arc<dyn MsiRoutes>,
+    complaints: Complaints,
+    detached: bool,
+}
+
+impl<D: HostDevice> VfioFunction<D> {
+    /// Takes an open function into the machine as function `id`: maps its BARs and switches its decoding on, so that the
+    /// mappings work. `intx` is the wire of its interrupt pin, if it has one.
+    pub fn new(
+        host: HostFunction<D>,
+        options: &VfioOptions,
+        routes: Arc<dyn MsiRoutes>,
+        intx: Option<Box<dyn IntxEvents>>,
+        id: FunctionId,
+    ) -> Result<Self, VfioError> {
+        let name = || host.name.clone();
+        let patch =
+            PatchOptions { clique: options.clique, clique_any_vendor: options.clique_any_vendor, placement: options.placement };
+        let overlay = patch::overlay(&host.facts, &host.snapshot, &patch);
+        let overlay = overlay.map_err(|source| VfioError::Patch { name: name(), source })?;
+        let bars = Bars::new(&host.bars).map_err(|source| VfioError::Bars { name: name(), source })?;
+        let (msix_irqs, msi_irqs) = (host.device.irqs(IrqKind::Msix), host.device.irqs(IrqKind::Msi));
+        let msix = host.facts.msix.map(|fact| Msix::new(fact, msix_irqs)).transpose();
+        let msix = msix.map_err(|source| VfioError::Msix { name: name(), source })?;
+        let msi = host.facts.msi.map(|fact| Msi::new(fact, msi_irqs.count)).transpose();
+        let msi = msi.map_err(|source| VfioError::Msi { name: name(), source })?;
+        let intx = intx.filter(|_| host.device.irqs(IrqKind::Intx).count != 0).map(Intx::new);
+        let mut function = Self {
+            msix,
+            msi,
+            intx,
+            backings: [const { None }; 6],
+            host,
+            overlay,
+            bars,
+            id,
+            routes,
+            complaints: Complaints::default(),
+            detached: false,
+        };
+        if !function.host.device.can_reset() {
+            log::warn!(
+                "device {}: the host cannot reset it alone; the guest finds it in the state that it is in",
+                function.host.name
+            );
+        }
+        reset::set_command(&mut function.host.device, 0);
+        function.map_bars();
+        function.follow_interrupts();
+        Ok(function)
+    }
+
+    fn map_bars(&mut self) {
+        let specs: Vec<(BarIndex, BarSpec)> = self.bars.specs().collect();
+        for (bar, spec) in specs {
+            let backing = self.back(bar, spec);
+            if let Some(slot) = self.backings.get_mut(usize::from(bar)) {
+                *slot = Some(backing);
+            }
+        }
+    }
+
+    /// Maps the direct parts of a BAR; one that cannot be mapped is trapped.
+    fn back(&self, bar: BarIndex, spec: BarSpec) -> Backing {
+        let mappable = if spec.is_memory() { self.host.device.mappable(bar.into()) } else { Vec::new() };
+        let registers = self.host.facts.msix.map(|msix| msix.areas(bar)).unwrap_or_default();
+        let parts = bar_map::parts(spec.size, &mappable, &registers, PAGE);
+        let mut mapping = None;
+        if parts.iter().any(|part| part.direct) {
+            match Mapping::reserve(spec.size) {
+                Ok(reserved) => mapping = Some(reserved),
+                Err(error) => log::error!("device {}: no address space for BAR{bar} ({spec}): {error}", self.host.name),
+            }
+        }
+        let pieces = parts.into_iter().map(|part| {
+            let Area { offset, len } = part.area;
+            let mapped = mapping.as_ref().filter(|_| part.direct).and_then(|mapping| {
+                let (file, start) = self.host.device.file(bar.into())?;
+                match mapping.map(file, start.checked_add(offset)?, offset, len) {
+                    Ok(host_address) => Some(host_address),
+                    Err(error) => {
+                        let name = &self.host.name;
+                        log::error!("device {name}: BAR{bar} is slow, {len:#x} bytes at {offset:#x} cannot be mapped: {error}");
+                        None
+                    }
+                }
+            });
+            match mapped {
+                Some(host_address) => BarPiece::Direct { offset, len, pages: Pages { host_address } },
+                None => BarPiece::Trapped { offset, len },
+            }
+        });
+        Backing { pieces: pieces.collect(), _mapping: mapping }
+    }
+
+    /// Its name in messages.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.host.name
+    }
+
+    fn device_dword(&mut self, reg: Reg) -> u32 {
+        let mut bytes = [0xFF; 4];
+        if u64::from(reg.offset()) + 4 <= self.host.device.size(CONFIG)
+            && let Err(error) = self.host.device.read(CONFIG, reg.offset().into(), &mut bytes)
+        {
+            self.complaints.add(&self.host.name, "configuration read", &error);
+            bytes = [0xFF; 4];
+        }
+        u32::from_le_bytes(bytes)
+    }
+
+    /// Sends the bits of a guest's write that are not kept here to the device.
+    fn forward(&mut self, access: Access, value: u32) {
+        let mask = self.overlay.forwarded(access);
+        if mask == 0 || u64::from(access.reg.offset()) + 4 > self.host.device.size(CONFIG) {
+            return;
+        }
+        let current = if is_partial(mask) { self.device_dword(access.reg) } else { 0 };
+        for (offset, bytes) in byte_runs(mask, value, current) {
+            let at = u64::from(access.reg.offset() + offset);
+            if let Err(error) = self.host.device.write(CONFIG, at, &bytes) {
+                self.complaints.add(&self.host.name, "configuration write", &error);
+            }
+        }
+    }
+
+    /// Switches host interrupts to the one kind that the guest has enabled.
+    fn follow_interrupts(&mut self) {
+        let mut lender = Lender { id: self.id, device: &mut self.host.device, routes: self.routes.as_ref() };
+        let mut results: Vec<Result<(), VectorError>> = Vec::new();
+        let by_table = self.msix.as_ref().is_some_and(Msix::enabled);
+        // MSI-X wins over MSI if a guest enables both, which it must not (PCIe 6.0 7.7.1.2).
+        let by_message = !by_table && self.msi.as_ref().is_some_and(Msi::enabled);
+        if let Some(intx) = self.intx.as_mut().filter(|_| by_table || by_message) {
+            results.push(intx.set(false, &mut lender));
+        }
+        if let Some(msi) = self.msi.as_mut().filter(|_| !by_message) {
+            results.push(msi.release(&mut lender));
+        }
+        if let Some(msix) = &mut self.msix {
+            results.push(msix.follow(&mut lender));
+        }
+        if let Some(msi) = self.msi.as_mut().filter(|_| by_message) {
+            results.push(msi.follow(&mut lender));
+        }
+        if let Some(intx) = self.intx.as_mut().filter(|_| !by_table && !by_message) {
+            results.push(intx.set(true, &mut lender));
+        }
+        for error in results.into_iter().filter_map(Result::err) {
+            self.complaints.add(&self.host.name, "interrupts", &error);
+        }
+    }
+
+    /// All interrupts off, INTx too if `wire`.
+    fn silence(&mut self, wire: bool) {
+        let mut lender = Lender { id: self.id, device: &mut self.host.device, routes: self.routes.as_ref() };
+        let msix = self.msix.as_mut().map(|msix| msix.reset(&mut lender));
+        let msi = self.msi.as_mut().map(|msi| msi.reset(&mut lender));
+        let intx = self.intx.as_mut().filter(|_| wire).map(|intx| intx.set(false, &mut lender));
+        for error in [msix, msi, intx].into_iter().flatten().filter_map(Result::err) {
+            self.complaints.add(&self.host.name, "interrupts", &error);
+        }
+    }
+
+    /// Registers that are kept here go back to their reset values; hardware decodes and sends nothing.
+    fn forget(&mut self, kind: ResetKind) {
+        self.silence(false);
+        self.overlay.reset(kind);
+        self.bars.reset();
+        reset::set_command(&mut self.host.device, 0);
+        self.follow_interrupts();
+    }
+
+    fn reset_hardware(&mut self) {
+        let name = &self.host.name;
+        match reset::reset(&mut self.host.device) {
+            Outcome::Done => {}
+            Outcome::Impossible => log::warn!("device {name}: not reset, the host cannot reset it alone"),
+            Outcome::Failed(error) => log::error!("device {name}: the reset failed, it may be in any state: {error}"),
+            Outcome::Lost => log::error!("device {name}: it does not answer after its reset; the host must be power-cycled"),
+        }
+    }
+
+    /// Decoding follows the command register and stops outside D0 (PCI Power Management 1.2, 5.4).
+    fn update_decode(&mut self) -> Changes {
+        let command = self.overlay.value(header::COMMAND_STATUS);
+        let awake = self.power_state() == 0;
+        let (memory, io) = (awake && command & command::MEMORY != 0, awake && command & command::IO != 0);
+        let changed = (memory, io) != (self.bars.memory_enabled, self.bars.io_enabled);
+        (self.bars.memory_enabled, self.bars.io_enabled) = (memory, io);
+        if changed { Changes::DECODE } else { Changes::empty() }
+    }
+
+    fn power_state(&self) -> u32 {
+        self.host.facts.power.map_or(0, |(offset, _)| self.overlay.value(u16::from(offset) + 4) & 3)
+    }
+
+    /// A power state that the function does not have is not taken (PCI Power Management 1.2, 3.2.4).
+    fn keep_power_state(&mut self, before: u32) {
+        let Some((offset, [first, second])) = self.host.facts.power else { return };
+        let missing = matches!((self.power_state(), first, second), (1, false, _) | (2, _, false));
+        if missing {
+            self.overlay.set(u16::from(offset) + 4, 3, before);
+        }
+    }
+}
+
+impl<D: HostDevice> PciFunction for VfioFunction<D> {
+    fn config_read(&mut self, reg: Reg) -> u32 {
+        if self.detached {
+            return u32::MAX;
+        }
+        let offset = reg.offset();
+        if let Some(register) = bar_register(offset) {
+            return self.bars.read(register);
+        }
+        let device = self.device_dword(reg);
+        let value = self.overlay.read(reg, device);
+        if let Some(msix) = self.msix.as_ref().filter(|msix| offset == u16::from(msix.offset())) {
+            return msix.first_dword(value);
+        }
+        self.msi.as_mut().and_then(|msi| msi.read(offset, value)).unwrap_or(value)
+    }
+
+    fn config_write(&mut self, access: Access, value: u32) -> Changes {
+        let offset = access.reg.offset();
+        if self.detached || offset == ROM {
+            return Changes::empty();
+        }
+        if let Some(register) = bar_register(offset) {
+            let changed = self.bars.write(register, access.lanes, value);
+            return if changed { Changes::DECODE } else { Changes::empty() };
+        }
+        let power = self.power_state();
+        let change = self.overlay.write(access, value);
+        self.forward(access, value);
+        if reset::is_asked_for(&self.host.facts, access, value) {
+            self.forget(ResetKind::Function);
+            return Changes::RESET | Changes::DECODE | Changes::BUS_MASTER;
+        }
+        let to_msix = self.msix.as_mut().filter(|msix| msix.is_control(access)).map(|msix| msix.write_control(access, value));
+        let to_msi = self.msi.as_mut().is_some_and(|msi| msi.write(access, value));
+        if to_msix.is_some() || to_msi {
+            self.follow_interrupts();
+        }
+        if change.flipped() == 0 {
+            return Changes::empty();
+        }
+        self.keep_power_state(power);
+        let mut changes = self.update_decode();
+        if offset == header::COMMAND_STATUS && change.flipped() & command::BUS_MASTER != 0 {
+            changes |= Changes::BUS_MASTER;
+        }
+        changes
+    }
+
+    fn bars(&self) -> &Bars {
+        &self.bars
+    }
+
+    fn program(&mut self, programming: &Programming) {
+        for (bar, at) in (0..).zip(programming.bars) {
+            if let Some(at) = at {
+                self.bars.set_address(bar, at);
+            }
+        }
+        let io = self.bars.specs().any(|(bar, spec)| !spec.is_memory() && self.bars.address(bar).is_some_and(|at| at != 0));
+        let memory = if programming.memory { command::MEMORY } else { 0 };
+        let enables = memory | if io { command::IO } else { 0 };
+        self.overlay.set(header::COMMAND_STATUS, command::MEMORY | command::IO, enables);
+        self.overlay.set(header::INTERRUPT, 0xFF, programming.interrupt_line.into());
+        let multifunction = if programming.multifunction { header::MULTI_FUNCTION } else { 0 };
+        self.overlay.set(header::HEADER_TYPE, header::MULTI_FUNCTION, multifunction);
+        self.update_decode();
+    }
+
+    fn bar_layout(&self, bar: BarIndex) -> Vec<BarPiece> {
+        let backing = self.backings.get(usize::from(bar)).and_then(Option::as_ref);
+        backing.map(|backing| backing.pieces.clone()).unwrap_or_default()
+    }
+
+    fn bar_read(&mut self, bar: BarIndex, offset: u64, data: &mut [u8]) {
+        data.fill(0xFF);
+        let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        if self.detached || self.bars.spec(bar).is_none() {
+            return;
+        }
+        let claim = self.msix.as_ref().map_or(Claim::None, |msix| msix.claim(bar, offset, len));
+        if let (Claim::Table(at), Some(msix)) = (claim, &self.msix) {
+            msix.read_table(at, data);
+            return;
+        }
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.host.device.size(bar.into()));
+        if !inside {
+            return;
+        }
+        if let Err(error) = self.host.device.read(bar.into(), offset, data) {
+            data.fill(0xFF);
+            self.complaints.add(&self.host.name, "BAR read", &error);
+        }
+        if let (Claim::Pending(at), Some(msix)) = (claim, &self.msix) {
+            msix.add_pending(at, data);
+        }
+    }
+
+    fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8]) {
+        let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        if self.detached || self.bars.spec(bar).is_none() {
+            return;
+        }
+        match (self.msix.as_ref().map_or(Claim::None, |msix| msix.claim(bar, offset, len)), &mut self.msix) {
+            (Claim::Table(at), Some(msix)) => {
+                let mut lender = Lender { id: self.id, device: &mut self.host.device, routes: self.routes.as_ref() };
+                if let Err(error) = msix.write_table(at, data, &mut lender) {
+                    self.complaints.add(&self.host.name, "interrupts", &error);
+                }
+                return;
+            }
+            // Read-only (PCIe 6.0 7.7.2.10).
+            (Claim::Pending(_), _) => return,
+            _ => {}
+        }
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.host.device.size(bar.into()));
+        if inside && let Err(error) = self.host.device.write(bar.into(), offset, data) {
+            self.complaints.add(&self.host.name, "BAR write", &error);
+        }
+    }
+
+    fn reset(&mut self, kind: ResetKind) {
+        if self.detached {
+            return;
+        }
+        self.silence(false);
+        self.reset_hardware();
+        self.forget(kind);
+    }
+
+    fn bus_master(&self) -> bool {
+        !self.detached && self.overlay.value(header::COMMAND_STATUS) & command::BUS_MASTER != 0
+    }
+
+    fn detach(&mut self) {
+        if self.detached {
+            return;
+        }
+        self.silence(true);
+        self.reset_hardware();
+        self.bars.reset();
+        self.detached = true;
+    }
+}
+
+impl<D: HostDevice> Drop for VfioFunction<D> {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+/// Which base address register a dword is.
+fn bar_register(offset: u16) -> Option<usize> {
+    let register = usize::from(offset.checked_sub(header::BAR0)? / 4);
+    (register < 6).then_some(register)
+}
+
+/// Failures that a guest can cause at will: the first few are logged.
+#[derive(Debug, Default)]
+struct Complaints {
+    made: u8,
+}
+
+impl Complaints {
+    const MOST: u8 = 8;
+
+    fn add(&mut self, name: &str, what: &str, error: &dyn Error) {
+        if self.made >= Self::MOST {
+            return;
+        }
+        self.made += 1;
+        let last = if self.made == Self::MOST { "; further failures of this device are not logged" } else { "" };
+        match error.source() {
+            Some(source) => log::warn!("device {name}: {what}: {error}: {source}{last}"),
+            None => log::warn!("device {name}: {what}: {error}{last}"),
+        }
+    }
+}
+
+/// A function that cannot be passed through.
+#[derive(Debug, Error)]
+pub enum VfioError {
+    /// It cannot be opened.
+    #[error(transparent)]
+    Open {
+        /// Why.
+        source: OpenError,
+    },
+    /// Its registers cannot be read.
+    #[error("device {name}: its configuration space cannot be read")]
+    Config {
+        /// The device.
+        name: String,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// It reads all ones.
+    #[error("device {name}: it does not answer (its configuration space reads all ones); power-cycle the host")]
+    Dead {
+        /// The device.
+        name: String,
+    },
+    /// It is no endpoint.
+    #[error("device {name}: it is a bridge, and bridges are not passed through; give the devices below it")]
+    Bridge {
+        /// The device.
+        name: String,
+    },
+    /// Its BARs are such as no guest could have.
+    #[error("device {name}: its BARs cannot be shown to a guest")]
+    Bars {
+        /// The device.
+        name: String,
+        /// Why.
+        #[source]
+        source: BarError,
+    },
+    /// Its configuration space cannot be changed as asked for.
+    #[error("device {name}: its configuration space cannot be changed as asked for")]
+    Patch {
+        /// The device.
+        name: String,
+        /// Why.
+        #[source]
+        source: PatchError,
+    },
+    /// Its MSI-X capability is broken.
+    #[error("device {name}: its MSI-X capability cannot be shown to a guest")]
+    Msix {
+        /// The device.
+        name: String,
+        /// Why.
+        #[source]
+        source: MsixVectorsError,
+    },
+    /// Its MSI capability is broken.
+    #[error("device {name}: its MSI capability cannot be shown to a guest")]
+    Msi {
+        /// The device.
+        name: String,
+        /// Why.
+        #[source]
+        source: MsiVectorsError,
+    },
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! Functions of the host, passed through by VFIO.
+//!
+//! | question | module |
+//! |---|---|
+//! | what must the host be able to do for a function? | [`host`], by the kernel in [`hardware`] |
+//! | what is the function, and which capabilities does it have? | [`facts`] |
+//! | which BARs does the guest see? | [`regions`] |
+//! | which parts of a BAR go straight into the guest? | [`bar_map`], [`mapping`] |
+//! | which configuration bits does the guest see instead of the device's? | [`patch`], [`overlay`] |
+//! | how do its interrupts reach the guest? | [`msix`], [`msi`], [`intx`], [`vectors`] |
+//! | how is it reset? | [`reset`] |
+//! | which memory can it reach? | [`iommu`] |
+//! | how does all that make a [`pci::function::PciFunction`]? | [`device`] |
+//!
+//! Legacy containers and groups only. Not there: expansion ROMs, resetting a bus for a device that cannot be reset alone,
+//! error and release requests of the host.
+
+pub mod bar_map;
+pub mod device;
+pub mod facts;
+pub mod hardware;
+pub mod host;
+pub mod intx;
+mod ioctl;
+pub mod iommu;
+pub mod mapping;
+pub mod msi;
+pub mod msix;
+pub mod overlay;
+pub mod patch;
+pub mod regions;
+pub mod reset;
+pub mod vectors;
+
+#[cfg(test)]
+mod fake;
+
+pub use device::{HostFunction, VfioError, VfioFunction, VfioOptions};
+pub use hardware::Hardware;
+pub use iommu::Domain;
+pub use patch::Placement;

@@ -1,0 +1,186 @@
+//! Decides what a guest must not see of the device's configuration space as it is. Pure.
+//!
+//! | registers | guest |
+//! |---|---|
+//! | memory and I/O enable | kept here: decoding stays on in hardware, or the kernel would tear every mapping down |
+//! | bus master | kept here and written through |
+//! | BARs | kept by [`pci::bar::Bars`] |
+//! | expansion ROM | none |
+//! | header type, multi-function bit | the guest topology's |
+//! | interrupt line | kept here |
+//! | MSI, MSI-X control, address, data | kept here, see [`super::msi`] and [`super::msix`] |
+//! | power state | kept here: in D3hot the kernel would tear every mapping down |
+//! | PCI Express type and link | changed only where the guest's place asks for it |
+//! | SR-IOV, ARI, resizable BARs | hidden: guests cannot make functions, number them, or resize |
+//! | PRI, PASID | hidden: both need an IOMMU of the guest |
+//! | ATS | visible, control read-only: the host's IOMMU driver decides |
+//! | everything else | the device's |
+
+use pci::caps::clique::{self, Clique, CliqueError, place};
+use pci::caps::express::reg as express;
+use pci::ext_caps::{ExtendedExtent, id as extended};
+use pci::link::{Link, LinkRate};
+use pci::regs::{command, header, status};
+use thiserror::Error;
+
+use super::facts::{ExpressFact, Facts, Snapshot};
+use super::overlay::Overlay;
+
+/// Extended capability ids that no emulated function has (PCI Code and ID Assignment 1.16, 3).
+mod id {
+    pub const ATS: u16 = 0x000F;
+    pub const PRI: u16 = 0x0013;
+    pub const PASID: u16 = 0x001B;
+    pub const VF_REBAR: u16 = 0x0024;
+}
+
+/// Expansion ROM base address (PCIe 6.0 7.5.1.2.4).
+pub const ROM: u16 = 0x30;
+
+/// Device/port types of functions.
+const ENDPOINT: u8 = 0;
+const LEGACY_ENDPOINT: u8 = 1;
+const INTEGRATED: u8 = 9;
+
+/// Where the guest finds the function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// Below a port with this link.
+    BelowPort(Link),
+    /// On a root bus.
+    RootBus,
+}
+
+/// What to change on request.
+#[derive(Debug, Clone, Copy)]
+pub struct PatchOptions {
+    /// NVIDIA peer-to-peer approval.
+    pub clique: Option<Clique>,
+    /// The clique is shown on a function that is no NVIDIA display controller, too.
+    pub clique_any_vendor: bool,
+    /// Where the guest finds the function.
+    pub placement: Placement,
+}
+
+/// The layer over the registers of a function with these `facts`.
+pub fn overlay(facts: &Facts, config: &Snapshot, options: &PatchOptions) -> Result<Overlay, PatchError> {
+    let mut overlay = Overlay::default();
+    overlay.emulate(header::COMMAND_STATUS, command::MEMORY | command::IO, 0);
+    overlay.copy(header::COMMAND_STATUS, command::BUS_MASTER);
+    overlay.replace(header::HEADER_TYPE, header::MULTI_FUNCTION, 0);
+    for offset in (header::BAR0..).step_by(4).take(6) {
+        overlay.protect(offset, u32::MAX);
+    }
+    overlay.replace(ROM, u32::MAX, 0);
+    overlay.emulate(header::INTERRUPT, 0xFF, 0xFF);
+    if let Some((offset, _)) = facts.power {
+        overlay.emulate(u16::from(offset) + 4, 3, 0);
+    }
+    if let Some(msi) = facts.msi {
+        let dwords = 3 + u16::from(msi.wide) + 2 * u16::from(msi.maskable);
+        for index in 0..dwords {
+            overlay.protect(u16::from(msi.offset) + 4 * index, u32::MAX);
+        }
+    }
+    if let Some(msix) = facts.msix {
+        overlay.protect(msix.offset.into(), u32::MAX);
+    }
+    if let Some(express) = facts.express {
+        place_express(&mut overlay, facts, express, options.placement);
+    }
+    for capability in &facts.extended {
+        patch_extended(&mut overlay, config, capability);
+    }
+    if let Some(clique) = options.clique {
+        clique::check(&facts.ids, options.clique_any_vendor).map_err(|source| PatchError::Clique { source })?;
+        link_clique(&mut overlay, facts, clique)?;
+    }
+    Ok(overlay)
+}
+
+/// A function has the type and the link registers that its place allows (PCIe 6.0 7.5.3.2).
+fn place_express(overlay: &mut Overlay, facts: &Facts, fact: ExpressFact, placement: Placement) {
+    const TYPE: u32 = 0xF << 20;
+    let at = |register: u8| u16::from(fact.offset) + u16::from(register);
+    let len = facts.capabilities.iter().find(|extent| extent.offset == fact.offset).map_or(0, |extent| extent.len);
+    let has = |register: u8| len >= u16::from(register) + 4;
+    match placement {
+        Placement::BelowPort(link) if fact.kind == INTEGRATED && has(express::LINK_CONTROL) => {
+            let rate = |rate: LinkRate| u32::from(rate.speed.encoding()) | u32::from(rate.width.lanes()) << 4;
+            overlay.replace(at(0), TYPE, u32::from(ENDPOINT) << 20);
+            overlay.replace(at(express::LINK_CAPABILITIES), 0x3FF, rate(link.max));
+            overlay.replace(at(express::LINK_CONTROL), 0x3FF << 16, rate(link.current) << 16);
+            if has(express::LINK_CAPABILITIES_2) {
+                overlay.replace(at(express::LINK_CAPABILITIES_2), 0xFE, link.max.speed.supported_vector());
+            }
+        }
+        Placement::RootBus if matches!(fact.kind, ENDPOINT | LEGACY_ENDPOINT) => {
+            overlay.replace(at(0), TYPE, u32::from(INTEGRATED) << 20);
+            let second = express::LINK_CAPABILITIES_2;
+            for register in [express::LINK_CAPABILITIES, express::LINK_CONTROL, second, second + 4] {
+                if has(register) {
+                    overlay.replace(at(register), u32::MAX, 0);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn patch_extended(overlay: &mut Overlay, config: &Snapshot, capability: &ExtendedExtent) {
+    let len = match capability.id {
+        extended::SRIOV => 0x40,
+        extended::ARI | id::PASID => 8,
+        id::PRI => 0x10,
+        // Two dwords for each BAR; the first control register counts them.
+        extended::REBAR | id::VF_REBAR => {
+            let control = config.dword(capability.offset.saturating_add(8));
+            4 + 8 * u16::from((control >> 5).to_le_bytes()[0] & 7)
+        }
+        id::ATS => {
+            overlay.protect(capability.offset.saturating_add(4), 0xFFFF_0000);
+            return;
+        }
+        _ => return,
+    };
+    // An entry with id 0 keeps the chain and is nobody's.
+    overlay.replace(capability.offset, 0xFFFF, u32::from(extended::NULL));
+    let end = capability.offset.saturating_add(len).min(0x1000);
+    for offset in (capability.offset..end).step_by(4) {
+        overlay.protect(offset, u32::MAX);
+    }
+}
+
+/// Puts the capability where there is room and makes it the last of the list.
+fn link_clique(overlay: &mut Overlay, facts: &Facts, clique: Clique) -> Result<(), PatchError> {
+    let at = place(&facts.capabilities).ok_or(PatchError::NoRoom)?;
+    let [first, second] = clique.dwords();
+    overlay.replace(at.into(), u32::MAX, first);
+    overlay.replace(u16::from(at) + 4, u32::MAX, second);
+    match facts.capabilities.last() {
+        Some(last) => overlay.replace(last.offset.into(), 0xFF00, u32::from(at) << 8),
+        None => {
+            overlay.replace(header::CAPABILITIES, 0xFF, at.into());
+            overlay.replace(header::COMMAND_STATUS, status::CAPABILITIES, status::CAPABILITIES);
+        }
+    }
+    Ok(())
+}
+
+/// A change that cannot be made.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum PatchError {
+    /// The clique suits no such device.
+    #[error("the device cannot have a clique")]
+    Clique {
+        /// Why.
+        #[source]
+        source: CliqueError,
+    },
+    /// The device's capabilities fill its configuration space.
+    #[error("no 8 bytes are free between the capabilities at 0x40 to 0xff for the clique: leave the clique out")]
+    NoRoom,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! Decides when a guest's write resets the function, and quiets and resets it on the host.
+//!
+//! Only resets of the function alone: where hardware can do no more than reset a whole bus, the function keeps its state,
+//! and [`Outcome::Impossible`] says so. The kernel resets a function when it is opened and when it is closed, too.
+
+use std::io;
+
+use pci::access::Access;
+use pci::caps::express::reg as express;
+use pci::regs::{command, header};
+
+use super::facts::Facts;
+use super::host::{CONFIG, HostDevice};
+
+/// Advanced features control: initiate FLR, in the capability's second dword.
+const ADVANCED_FLR: u32 = 1;
+
+/// Whether the write asks the function to reset itself. The kernel carries it out when the write reaches it.
+#[must_use]
+pub fn is_asked_for(facts: &Facts, access: Access, value: u32) -> bool {
+    let carried = value & access.lanes.mask();
+    let at = access.reg.offset();
+    let express = facts.express.filter(|express| express.flr);
+    let by_express = express.is_some_and(|fact| at == u16::from(fact.offset) + u16::from(express::DEVICE_CONTROL));
+    let by_advanced = facts.advanced_reset.is_some_and(|offset| at == u16::from(offset) + 4);
+    (by_express && carried & express::INITIATE_FLR != 0) || (by_advanced && carried & ADVANCED_FLR != 0)
+}
+
+/// What became of a reset.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The function is as after power-on.
+    Done,
+    /// The host cannot reset this function alone; it only stopped sending requests.
+    Impossible,
+    /// The host failed to; the function may be in any state.
+    Failed(io::Error),
+    /// The function does not answer any more.
+    Lost,
+}
+
+/// Stops the function's requests and resets it.
+pub fn reset(device: &mut dyn HostDevice) -> Outcome {
+    set_command(device, 0);
+    if !device.can_reset() {
+        return Outcome::Impossible;
+    }
+    if let Err(error) = device.reset() {
+        return Outcome::Failed(error);
+    }
+    let mut ids = [0; 4];
+    match device.read(CONFIG, header::IDS.into(), &mut ids) {
+        Ok(()) if ids != [0xFF; 4] => Outcome::Done,
+        _ => Outcome::Lost,
+    }
+}
+
+/// Has hardware decode memory and I/O (the enables of devices without such BARs keep nothing), with the `others` of the
+/// command register's low half.
+pub fn set_command(device: &mut dyn HostDevice, others: u16) {
+    let decode = u16::from((command::MEMORY | command::IO).to_le_bytes()[0]);
+    let value = (decode | others).to_le_bytes();
+    if let Err(error) = device.write(CONFIG, header::COMMAND_STATUS.into(), &value) {
+        log::warn!("cannot write a command register: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pci::access::{Lanes, Reg};
+
+    use super::*;
+    use crate::vfio::facts::Snapshot;
+    use crate::vfio::fake::{FakeDevice, Registers};
+
+    #[test]
+    fn only_the_reset_bit_of_a_function_that_can_is_a_request() {
+        let facts = Facts::of(&Snapshot::new(&Registers::gpu().bytes));
+        let control = u16::from(facts.express.unwrap().offset) + 8;
+        let access = |offset, first, len| Access { reg: Reg::containing(offset), lanes: Lanes::new(first, len) };
+        assert!(is_asked_for(&facts, access(control, 0, 2), 0x8000));
+        assert!(is_asked_for(&facts, access(control, 1, 1), 0x8000));
+        assert!(!is_asked_for(&facts, access(control, 0, 1), 0x8000));
+        assert!(!is_asked_for(&facts, access(control, 0, 4), 0x7FFF));
+        assert!(!is_asked_for(&facts, access(control + 4, 0, 4), 0x8000));
+        let mut without = facts;
+        without.express = without.express.map(|express| super::super::facts::ExpressFact { flr: false, ..express });
+        assert!(!is_asked_for(&without, access(control, 0, 2), 0x8000));
+    }
+
+    #[test]
+    fn case_c11_a_reset_that_is_impossible_fails_or_loses_the_device_is_told() {
+        let mut device = FakeDevice::gpu();
+        assert!(matches!(reset(&mut device), Outcome::Done));
+        device.state().reset_fails = true;
+        assert!(matches!(reset(&mut device), Outcome::Failed(_)));
+        device.state().reset_fails = false;
+        device.state().lost_by_reset = true;
+        assert!(matches!(reset(&mut device), Outcome::Lost));
+        let mut device = FakeDevice::gpu();
+        device.state().can_reset = false;
+        assert!(matches!(reset(&mut device), Outcome::Impossible));
+        assert_eq!(device.state().resets, 0);
+    }
+}
