@@ -202,7 +202,8 @@ impl<'a> Copy<'a> {
         if link.is_none() {
             self.note(Note::NoLink { port: name.clone() });
         }
-        let spec = PortSpec { kind, ids: ids.map(|node| node.ids), link: link.unwrap_or_default(), atomic_completers };
+        let spec =
+            PortSpec { kind, ids: ids.map(|node| node.ids), link: link.unwrap_or_default(), atomic_completers, hotplug: None };
         let node = NodeSpec { name: name.clone(), on, place: Place::default(), kind: NodeKind::Port(spec) };
         self.replica.topology.nodes.push(node);
         name

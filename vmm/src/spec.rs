@@ -205,7 +205,13 @@ impl Spec {
                     Some(Endpoint::Stub(stub)) => stub.link,
                     _ => host.wanted.get(&name.0).and_then(|at| host.tree.get(*at)).and_then(|node| node.link),
                 };
-                let spec = PortSpec { kind: PortKind::Root, ids: None, link: link.unwrap_or_default(), atomic_completers: 0 };
+                let spec = PortSpec {
+                    kind: PortKind::Root,
+                    ids: None,
+                    link: link.unwrap_or_default(),
+                    atomic_completers: 0,
+                    hotplug: None,
+                };
                 self.topology.nodes.push(NodeSpec {
                     name: port.clone(),
                     on: root.clone(),
@@ -299,6 +305,7 @@ fn port_spec(port: &PortConfig) -> Result<PortSpec, SpecError> {
         ids,
         link: link(port.link.as_ref()).map_err(|source| SpecError::Link { name: port.name.clone(), source })?,
         atomic_completers: 0,
+        hotplug: None,
     })
 }
 

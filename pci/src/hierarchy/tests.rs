@@ -57,7 +57,7 @@ fn topology() -> Topology {
         name: Name::from(name),
         on: Name::from(on),
         place: Place::default(),
-        kind: NodeKind::Port(PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0 }),
+        kind: NodeKind::Port(PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0, hotplug: None }),
     };
     let endpoint = |name: &str, on: &str| NodeSpec {
         name: Name::from(name),

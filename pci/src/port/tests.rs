@@ -18,9 +18,9 @@ const WINDOWS: Windows = Windows {
 };
 
 fn build(kind: PortKind, ids: Option<Ids>) -> Port {
-    let spec = PortSpec { kind, ids, link: Link::default(), atomic_completers: 3 };
+    let spec = PortSpec { kind, ids, link: Link::default(), atomic_completers: 3, hotplug: None };
     let buses = BusRange { secondary: 1, subordinate: 4 };
-    let port = PlannedPort { spec, buses, windows: WINDOWS, slot: 0x103, occupied: true };
+    let port = PlannedPort { spec, buses, windows: WINDOWS, slot: 0x103, occupied: true, reserved: None, intx: None };
     let planned = PlannedFunction {
         id: FunctionId(0),
         name: "port".into(),

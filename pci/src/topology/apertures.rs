@@ -86,13 +86,11 @@ impl Apertures {
 pub struct Shortage {
     /// Which aperture.
     pub pool: Pool,
-    /// The first device that finds no place.
-    pub device: Name,
-    /// Its BAR.
-    pub bar: BarIndex,
-    /// What that BAR asks for.
-    pub asks: BarSpec,
-    /// Bytes that the aperture would have to have for all devices, gaps for alignment included.
+    /// The first device or hot-plug port that finds no place.
+    pub name: Name,
+    /// The largest thing that it asks for.
+    pub asks: Asks,
+    /// Bytes that the aperture would have to have for all devices, gaps for alignment and hot-plug included.
     pub needed: u64,
     /// Bytes that it has.
     pub there: u64,
@@ -102,6 +100,34 @@ pub struct Shortage {
     pub address_bits: u8,
     /// A width that would be enough, where it is the width that ends the aperture.
     pub enough_bits: Option<u8>,
+}
+
+/// Something that finds no place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asks {
+    /// A device's BAR.
+    Bar {
+        /// Which.
+        bar: BarIndex,
+        /// What it asks for.
+        spec: BarSpec,
+    },
+    /// What a hot-plug port keeps for devices to come.
+    Reserve {
+        /// Bytes.
+        size: u64,
+    },
+}
+
+impl Asks {
+    /// Bytes.
+    #[must_use]
+    pub const fn size(self) -> u64 {
+        match self {
+            Self::Bar { spec, .. } => spec.size,
+            Self::Reserve { size } => size,
+        }
+    }
 }
 
 impl Shortage {
@@ -114,14 +140,18 @@ impl Shortage {
 
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, bar, asks, .. } = self;
+        let name = &self.name;
         let aperture = match self.pool {
             Pool::Memory32 => "the memory aperture below 4 GiB",
             Pool::Memory64 => "the 64-bit memory aperture",
             Pool::Io => "the I/O ports from 0xc000",
         };
         let (needed, there, missing) = (Size(self.needed), Size(self.there), Size(self.missing()));
-        write!(f, "BAR {bar} of `{device}` ({asks}) does not fit into {aperture}: ")?;
+        match self.asks {
+            Asks::Bar { bar, spec } => write!(f, "BAR {bar} of `{name}` ({spec})")?,
+            Asks::Reserve { size } => write!(f, "what `{name}` keeps for hot-plug ({})", Size(size))?,
+        }
+        write!(f, " does not fit into {aperture}: ")?;
         write!(f, "all devices need {needed} there, it has {there}, {missing} are missing; ")?;
         let count = self.left_over.len();
         write!(f, "{count} device{} left over: ", if count == 1 { " is" } else { "s are" })?;
@@ -136,6 +166,9 @@ impl fmt::Display for Shortage {
                 write!(f, "; {bits} guest-physical address bits would be enough, the guest has {}", self.address_bits)
             }
             (None, Pool::Io) => write!(f, "; put fewer devices with I/O BARs on root buses"),
+            (None, _) if matches!(self.asks, Asks::Reserve { .. }) => {
+                write!(f, "; make the aperture larger, keep less for hot-plug or leave devices out")
+            }
             (None, _) => write!(f, "; make the aperture larger or leave devices out"),
         }
     }

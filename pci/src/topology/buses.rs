@@ -1,6 +1,6 @@
 //! Decides bus numbers: depth first, strictly increasing downwards, no number left unused.
 
-use super::outline::Outline;
+use super::outline::{On, Outline};
 use super::planner::PlanError;
 use crate::address::BusRange;
 
@@ -16,39 +16,51 @@ pub(super) struct Buses {
     pub(super) ports: Vec<Option<BusRange>>,
 }
 
-/// Numbers all buses. A port takes one for the link or the switch's inner bus below it, a root complex one for its root bus.
+/// Numbers all buses. A port takes one for the link or the switch's inner bus below it, a root complex one for its root bus;
+/// a hot-plug port takes at least those that it reserves.
 pub(super) fn number(outline: &Outline<'_>) -> Result<Buses, PlanError> {
-    let roots = root_ranges(outline)?;
+    let (below_ports, below_roots) = counts(outline);
+    let roots = root_ranges(outline, &below_roots)?;
     let mut ports = vec![None; outline.entries.len()];
     for (bus, range) in outline.root_buses.iter().zip(&roots) {
-        descend(outline, bus, range.secondary, &mut ports);
+        descend(outline, bus, range.secondary, &below_ports, &mut ports);
     }
     Ok(Buses { roots, ports })
 }
 
-/// Numbers the buses below `bus`, whose own number is `last`; returns the highest number used. The range was counted
-/// before, so that the numbers do not run out.
-fn descend(outline: &Outline<'_>, bus: &[usize], mut last: u8, ports: &mut [Option<BusRange>]) -> u8 {
-    for node in bus {
-        if outline.entries[*node].port().is_some() {
-            let secondary = last.saturating_add(1);
-            last = descend(outline, &outline.entries[*node].below, secondary, ports);
-            ports[*node] = Some(BusRange { secondary, subordinate: last });
+/// Buses that each port and each root complex takes.
+fn counts(outline: &Outline<'_>) -> (Vec<usize>, Vec<usize>) {
+    let mut ports = vec![0usize; outline.entries.len()];
+    let mut roots = vec![1usize; outline.root_buses.len()];
+    // Children come before parents, so that a port's own count is complete when it is reached.
+    for node in outline.depth_first.iter().rev().copied() {
+        let entry = &outline.entries[node];
+        let Some(port) = entry.port() else { continue };
+        let reserved = port.hotplug.map_or(1, |hotplug| usize::from(hotplug.reserve.buses));
+        ports[node] = (ports[node] + 1).max(reserved);
+        match entry.on {
+            On::RootComplex(root) => roots[root] += ports[node],
+            On::Node(parent) => ports[parent] += ports[node],
         }
     }
-    last
+    (ports, roots)
 }
 
-fn root_ranges(outline: &Outline<'_>) -> Result<Vec<BusRange>, PlanError> {
-    let specs = &outline.topology.root_complexes;
-    let mut needs = vec![1usize; specs.len()];
-    for (node, entry) in outline.entries.iter().enumerate() {
-        if entry.port().is_some() {
-            needs[outline.root_of(node)] += 1;
-        }
+/// Numbers the buses of the ports on `bus`, whose own number is `last`. They were counted before, so that the numbers do not
+/// run out.
+fn descend(outline: &Outline<'_>, bus: &[usize], mut last: u8, counts: &[usize], ports: &mut [Option<BusRange>]) {
+    for node in bus.iter().copied().filter(|node| outline.entries[*node].port().is_some()) {
+        let secondary = last.saturating_add(1);
+        descend(outline, &outline.entries[node].below, secondary, counts, ports);
+        last = last.saturating_add(u8::try_from(counts[node]).unwrap_or(u8::MAX));
+        ports[node] = Some(BusRange { secondary, subordinate: last });
     }
+}
+
+fn root_ranges(outline: &Outline<'_>, needs: &[usize]) -> Result<Vec<BusRange>, PlanError> {
+    let specs = &outline.topology.root_complexes;
     for root in specs {
-        let needed = specs.iter().zip(&needs).filter(|(other, _)| other.segment == root.segment).map(|(_, need)| need).sum();
+        let needed = specs.iter().zip(needs).filter(|(other, _)| other.segment == root.segment).map(|(_, need)| need).sum();
         if needed > BUSES {
             return Err(PlanError::Buses { segment: root.segment, needed, over: needed - BUSES });
         }

@@ -110,6 +110,9 @@ pub(super) fn values(node: &NodeSpec) -> Result<(), TopologyError> {
             if port.atomic_completers > 7 {
                 return Err(TopologyError::Completers { name: name(), value: port.atomic_completers });
             }
+            if port.kind == PortKind::Upstream && port.hotplug.is_some() {
+                return Err(TopologyError::UpstreamSlot { name: name() });
+            }
             port.ids
         }
     };
@@ -286,6 +289,14 @@ pub enum TopologyError {
         name: Name,
         /// Asked for.
         pin: u8,
+    },
+    /// A slot where there is none.
+    #[error(
+        "upstream port `{name}` cannot be hot-pluggable: slots are below root and downstream ports; make those hot-pluggable"
+    )]
+    UpstreamSlot {
+        /// Which.
+        name: Name,
     },
     /// AtomicOp completer bits beyond the three that there are.
     #[error("`{name}` has AtomicOp completers {value:#x}: bits 0 to 2 stand for 32, 64 and 128 bits, the largest value is 7")]

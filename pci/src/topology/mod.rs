@@ -2,7 +2,7 @@
 //!
 //! [`Topology`] holds names and nesting, [`Plan`] every number: buses, windows, BAR addresses. Users and code name
 //! things; numbers appear in the plan alone. On the way, `check` refuses what cannot exist, `outline` and `place` order
-//! each bus, `buses` numbers them, `sizing` sizes the windows bottom-up, `windows` places them top-down.
+//! each bus, `buses` numbers them, `reserve` keeps room for hot-plug, `sizing` sizes the windows bottom-up, `windows` places them top-down.
 
 mod apertures;
 mod buses;
@@ -11,18 +11,21 @@ mod outline;
 mod place;
 mod plan;
 mod planner;
+mod reserve;
 mod sizing;
 mod spec;
 mod tree;
 mod windows;
 
-pub use apertures::{Apertures, Pool, Shortage};
+pub use apertures::{Apertures, Asks, Pool, Shortage};
 pub use check::TopologyError;
 pub use plan::{
-    Note, Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Window, Windows,
+    Note, Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Reserved, Window, Windows,
 };
 pub use planner::PlanError;
-pub use spec::{EndpointSpec, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, RootComplexSpec, Topology};
+pub use spec::{
+    EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, Removal, Reserve, RootComplexSpec, Topology,
+};
 pub use tree::Tree;
 
 pub use crate::intx::IntxRoute;

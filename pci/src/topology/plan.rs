@@ -170,6 +170,21 @@ pub struct PlannedPort {
     pub slot: u16,
     /// Whether something hangs below: link partner present.
     pub occupied: bool,
+    /// For hot-plug ports: what lies below at least.
+    pub reserved: Option<Reserved>,
+    /// Where its own INTx arrives on the root bus; `None` for ports that never interrupt.
+    pub intx: Option<IntxRoute>,
+}
+
+/// What a hot-plug port keeps, content included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reserved {
+    /// Bytes of the memory window, a multiple of 1 MiB.
+    pub memory: u64,
+    /// Bytes of the prefetchable window, a multiple of 1 MiB.
+    pub prefetchable: u64,
+    /// Bus numbers, 1 or more.
+    pub buses: u8,
 }
 
 /// A device function with its numbers.

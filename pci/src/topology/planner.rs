@@ -7,7 +7,7 @@ use super::buses::{self, Buses};
 use super::check::TopologyError;
 use super::outline::{Entry, On, Outline};
 use super::plan::{Note, Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Window};
-use super::spec::{EndpointSpec, Name, NodeKind, PortKind, PortSpec, Topology};
+use super::spec::{Name, NodeKind, PortKind, PortSpec, Topology};
 use super::windows::{self, Addresses};
 use crate::address::{Bdf, BusRange, Sbdf};
 use crate::bar::BarKind;
@@ -78,23 +78,25 @@ impl Numbers {
             at: Sbdf { segment: outline.topology.root_complexes[root].segment, bdf: Bdf::new(bus, entry.devfn) },
             multifunction: entry.multifunction,
             kind: match &entry.spec.kind {
-                NodeKind::Port(port) => PlannedKind::Port(self.port(entry, node, port)),
+                NodeKind::Port(port) => PlannedKind::Port(self.port(outline, node, port)),
                 NodeKind::Endpoint(endpoint) => PlannedKind::Endpoint(PlannedEndpoint {
                     spec: endpoint.clone(),
                     bars: self.addresses.bars[node],
-                    intx: wire(outline, node, endpoint),
+                    intx: wire(outline, node, endpoint.interrupt_pin),
                 }),
             },
         }
     }
 
-    fn port(&self, entry: &Entry<'_>, node: usize, spec: &PortSpec) -> PlannedPort {
+    fn port(&self, outline: &Outline<'_>, node: usize, spec: &PortSpec) -> PlannedPort {
         PlannedPort {
             spec: spec.clone(),
             buses: self.below(node),
             windows: self.addresses.windows[node],
             slot: self.slots[node],
-            occupied: !entry.below.is_empty(),
+            occupied: !outline.entries[node].below.is_empty(),
+            reserved: self.addresses.classes.of(outline, node),
+            intx: wire(outline, node, spec.interrupt_pin()),
         }
     }
 
@@ -133,9 +135,9 @@ fn slots(outline: &Outline<'_>) -> Result<Vec<u16>, PlanError> {
     Ok(slots)
 }
 
-/// Follows an endpoint's pin up to its root bus.
-fn wire(outline: &Outline<'_>, node: usize, endpoint: &EndpointSpec) -> Option<intx::IntxRoute> {
-    let mut pin = endpoint.interrupt_pin.checked_sub(1)?;
+/// Follows a function's pin (0 none, 1 INTA to 4 INTD) up to its root bus.
+fn wire(outline: &Outline<'_>, node: usize, interrupt_pin: u8) -> Option<intx::IntxRoute> {
+    let mut pin = interrupt_pin.checked_sub(1)?;
     let mut entry = &outline.entries[node];
     loop {
         let device = entry.devfn.device();

@@ -10,6 +10,7 @@ use std::cmp::Reverse;
 use super::apertures::Pool;
 use super::outline::{On, Outline};
 use super::plan::Window;
+use super::reserve::{self, Classes};
 use crate::bar::{BarIndex, BarKind, BarSpec};
 
 /// Step of a bridge's memory windows (PCIe 6.0 7.5.1.3.8).
@@ -97,6 +98,8 @@ pub(super) struct Content {
     pub(super) align: u64,
     /// Offsets from the window's base.
     pub(super) items: Vec<(What, u64)>,
+    /// Bytes kept for hot-plug, where they and not the items make the window as large as it is.
+    pub(super) reserve: Option<u64>,
 }
 
 /// Everything's size, before anything has an address.
@@ -146,8 +149,8 @@ impl Needs {
     }
 }
 
-/// Sizes every window under `rule`.
-pub(super) fn needs(outline: &Outline<'_>, rule: Rule) -> Needs {
+/// Sizes every window under `rule`, with what hot-plug ports keep by `classes`.
+pub(super) fn needs(outline: &Outline<'_>, rule: Rule, classes: Classes) -> Needs {
     let count = outline.entries.len();
     let mut needs = Needs {
         memory: vec![None; count],
@@ -159,8 +162,9 @@ pub(super) fn needs(outline: &Outline<'_>, rule: Rule) -> Needs {
     for node in outline.depth_first.iter().rev().copied() {
         let entry = &outline.entries[node];
         let own = std::mem::take(&mut below[node]).in_bus_order();
-        needs.memory[node] = pack(own.memory32);
-        needs.prefetchable[node] = pack(own.memory64);
+        let kept = classes.of(outline, node).unwrap_or_default();
+        needs.memory[node] = keep(pack(own.memory32), kept.memory);
+        needs.prefetchable[node] = keep(pack(own.memory64), kept.prefetchable);
         let bus = match entry.on {
             On::RootComplex(root) => &mut needs.roots[root],
             On::Node(parent) => &mut below[parent],
@@ -199,5 +203,21 @@ fn pack(mut items: Vec<Item>) -> Option<Content> {
         placed.push((item.what, at.unwrap_or(0)));
     }
     let size = size.and_then(|size| size.checked_next_multiple_of(STEP)).unwrap_or(u64::MAX);
-    Some(Content { size, align, items: placed })
+    Some(Content { size, align, items: placed, reserve: None })
+}
+
+/// Makes a window at least `reserve` bytes large, a multiple of [`STEP`].
+fn keep(content: Option<Content>, reserve: u64) -> Option<Content> {
+    if reserve == 0 {
+        return content;
+    }
+    let align = reserve::alignment(reserve);
+    let own = content.unwrap_or(Content { size: 0, align: STEP, items: Vec::new(), reserve: None });
+    let grows = reserve > own.size || align > own.align;
+    Some(Content {
+        size: own.size.max(reserve),
+        align: own.align.max(align),
+        items: own.items,
+        reserve: grows.then_some(reserve),
+    })
 }

@@ -99,6 +99,64 @@ pub struct PortSpec {
     pub link: Link,
     /// AtomicOp completer widths of a root port: DEVCAP2 bits 9:7 (bit 0 here is 32-bit, 1 is 64-bit, 2 is 128-bit CAS).
     pub atomic_completers: u8,
+    /// Whether devices come and go while the guest runs, and how. Root and downstream ports only.
+    pub hotplug: Option<HotPlug>,
+}
+
+impl PortSpec {
+    /// Interrupt pin register: 1 (INTA) on ports that have something to tell, 0 on others.
+    #[must_use]
+    pub const fn interrupt_pin(&self) -> u8 {
+        if matches!(self.kind, PortKind::Root) || self.hotplug.is_some() { 1 } else { 0 }
+    }
+}
+
+/// A slot whose device can be changed while the guest runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct HotPlug {
+    /// What is kept free for devices to come.
+    pub reserve: Reserve,
+    /// How a device leaves.
+    pub removal: Removal,
+}
+
+/// What lies below a hot-plug port at least, whatever hangs there at the start: guests never enlarge a window that they
+/// found programmed (linux: drivers/pci/setup-bus.c, `pbus_size_mem`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Reserve {
+    /// Bytes of the memory window, below 4 GiB; rounded up to 1 MiB. `None` for the largest of 32, 16, 4, 2 and 1 MiB with
+    /// which everything fits.
+    pub memory: Option<u64>,
+    /// Bytes of the 64-bit prefetchable window; rounded up to 1 MiB. `None` for the largest of 64 GiB, 8 GiB, 512 MiB,
+    /// 64 MiB, 2 MiB and nothing with which everything fits.
+    pub prefetchable: Option<u64>,
+    /// Bus numbers, the one directly below the port included; 0 is taken as 1. More than 1 is of use only where a switch is
+    /// added.
+    pub buses: u8,
+}
+
+/// How a device leaves a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Removal {
+    /// At once: the guest learns of it afterwards.
+    #[default]
+    Surprise,
+    /// Software in the guest gives the slot up; the power indicator tells when it is done.
+    Orderly,
+    /// As orderly, and an attention button asks the guest to begin.
+    Button,
+}
+
+impl Removal {
+    /// What users call it.
+    #[must_use]
+    pub const fn noun(self) -> &'static str {
+        match self {
+            Self::Surprise => "surprise",
+            Self::Orderly => "orderly",
+            Self::Button => "button",
+        }
+    }
 }
 
 /// A device function, as far as numbers go. What it does is its owner's business.

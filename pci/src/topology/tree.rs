@@ -144,6 +144,11 @@ impl Tree<'_> {
         if port.spec.link.max != port.spec.link.current {
             write!(f, " of {}", port.spec.link.max)?;
         }
+        if let (Some(hotplug), Some(reserved)) = (port.spec.hotplug, port.reserved) {
+            let (memory, prefetchable) = (Size(reserved.memory), Size(reserved.prefetchable));
+            write!(f, ", hot-plug ({} removal) keeps {memory} memory, {prefetchable} prefetchable", hotplug.removal.noun())?;
+            write!(f, ", {} bus{}", reserved.buses, if reserved.buses == 1 { "" } else { "es" })?;
+        }
         writeln!(f, "{}", self.labelled(function))?;
         windows(f, "memory", port.windows.memory.as_slice())?;
         windows(f, "prefetchable", port.windows.prefetchable.as_slice())

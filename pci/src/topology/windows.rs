@@ -1,9 +1,12 @@
 //! Decides where windows and BARs lie: root complexes share the apertures, then top-down by the offsets that sizing gave.
 
-use super::apertures::{Apertures, Pool, Shortage};
+use std::cmp::Reverse;
+
+use super::apertures::{Apertures, Asks, Pool, Shortage};
 use super::outline::Outline;
 use super::plan::{Window, Windows};
 use super::planner::PlanError;
+use super::reserve::Classes;
 use super::sizing::{self, Free, Item, Needs, Rule, STEP, What};
 use crate::bar::{BarKind, BarSpec};
 
@@ -15,6 +18,8 @@ const IO_STEP: u64 = 256;
 pub(super) struct Addresses {
     /// Which BARs went where.
     pub(super) rule: Rule,
+    /// What hot-plug ports keep.
+    pub(super) classes: Classes,
     /// By node.
     pub(super) bars: Vec<[Option<u64>; 6]>,
     /// By node.
@@ -29,16 +34,18 @@ pub(super) struct Addresses {
 
 /// Gives every window and BAR its address.
 ///
-/// The plain rule comes first. Where it does not fit, 64-bit prefetchable BARs move below 4 GiB, the smallest sizes first,
-/// until it does or the space below 4 GiB runs out. The error is then that of the try that misses least.
+/// The plain rule comes first, with less and less kept for hot-plug where the sizes are left to the planner. Where that does
+/// not fit, 64-bit prefetchable BARs move below 4 GiB, the smallest sizes first, until it does or the space below 4 GiB runs
+/// out. The error is then that of the try that misses least.
 pub(super) fn assign(outline: &Outline<'_>, space: &Apertures) -> Result<Addresses, PlanError> {
-    let mut best = match attempt(outline, space, Rule { low_up_to: 0 }) {
+    let mut classes = Classes::LARGEST;
+    let mut best = match shrinking(outline, space, Rule { low_up_to: 0 }, &mut classes) {
         Ok(addresses) => return Ok(addresses),
         Err(shortage) => shortage,
     };
     let movable = if best.pool == Pool::Memory64 { movable_sizes(outline) } else { Vec::new() };
     for low_up_to in movable {
-        match attempt(outline, space, Rule { low_up_to }) {
+        match shrinking(outline, space, Rule { low_up_to }, &mut classes) {
             Ok(addresses) => return Ok(addresses),
             Err(shortage) if shortage.pool != Pool::Memory64 => break,
             Err(shortage) if shortage.missing() < best.missing() => best = shortage,
@@ -46,6 +53,19 @@ pub(super) fn assign(outline: &Outline<'_>, space: &Apertures) -> Result<Address
         }
     }
     Err(PlanError::Space(best))
+}
+
+/// Tries `rule` with smaller and smaller `classes`.
+fn shrinking(outline: &Outline<'_>, space: &Apertures, rule: Rule, classes: &mut Classes) -> Result<Addresses, Box<Shortage>> {
+    loop {
+        match attempt(outline, space, rule, *classes) {
+            Err(shortage) => match classes.smaller(shortage.pool, outline) {
+                Some(smaller) => *classes = smaller,
+                None => return Err(shortage),
+            },
+            fits => return fits,
+        }
+    }
 }
 
 /// Sizes of the 64-bit prefetchable BARs that could lie below 4 GiB, ascending.
@@ -58,8 +78,8 @@ fn movable_sizes(outline: &Outline<'_>) -> Vec<u64> {
     sizes
 }
 
-fn attempt(outline: &Outline<'_>, space: &Apertures, rule: Rule) -> Result<Addresses, Box<Shortage>> {
-    let needs = sizing::needs(outline, rule);
+fn attempt(outline: &Outline<'_>, space: &Apertures, rule: Rule, classes: Classes) -> Result<Addresses, Box<Shortage>> {
+    let needs = sizing::needs(outline, rule, classes);
     let shared = |pool| {
         let share = Share::new(&space.usable(pool), &needs, pool);
         if share.left.is_empty() { Ok(share) } else { Err(Box::new(shortage(outline, space, &needs, pool, &share))) }
@@ -67,6 +87,7 @@ fn attempt(outline: &Outline<'_>, space: &Apertures, rule: Rule) -> Result<Addre
     let (mem32, io, mem64) = (shared(Pool::Memory32)?, shared(Pool::Io)?, shared(Pool::Memory64)?);
     let mut addresses = Addresses {
         rule,
+        classes,
         bars: vec![[None; 6]; outline.entries.len()],
         windows: vec![Windows::default(); outline.entries.len()],
         mem32: mem32.roots,
@@ -183,40 +204,43 @@ fn shortage(outline: &Outline<'_>, space: &Apertures, needs: &Needs, pool: Pool,
     let there = space.usable(pool).iter().fold(0u64, |sum, window| sum.saturating_add(window.len()));
     let start = space.unlimited(pool).last().map_or(0, |last| last.base);
     let above = space.usable(pool).last().map_or(start, |last| last.limit.saturating_add(1));
-    let mut bars = Vec::new();
+    let mut wishes = Vec::new();
     for what in &share.left {
-        collect_bars(needs, pool, *what, &mut bars);
+        collect(outline, needs, pool, *what, &mut wishes);
     }
-    let size = |(node, bar): &(usize, u8)| outline.entries[*node].endpoint()?.bars.get(usize::from(*bar)).copied().flatten();
-    let mut devices: Vec<usize> = bars.iter().map(|(node, _)| *node).collect();
-    let order = |node: &usize| outline.depth_first.iter().position(|other| other == node);
-    devices.sort_by_key(order);
-    devices.dedup();
-    // The first device's largest BAR stands for all.
-    let of_first = bars.iter().filter(|(node, _)| Some(node) == devices.first());
-    let worst = of_first.filter_map(|bar| Some((*bar, size(bar)?))).max_by_key(|(_, spec)| spec.size);
-    let ((node, bar), asks) = worst.unwrap_or(((0, 0), BarSpec { kind: BarKind::Memory32, prefetchable: false, size: STEP }));
+    let mut order = vec![0; outline.entries.len()];
+    for (place, node) in outline.depth_first.iter().enumerate() {
+        order[*node] = place;
+    }
+    // The largest wish of whoever comes first stands for all.
+    wishes.sort_by_key(|(node, asks)| (order[*node], Reverse(asks.size())));
+    let (node, asks) = wishes.first().copied().unwrap_or((0, Asks::Reserve { size: STEP }));
     let name = |node: usize| outline.entries[node].spec.name.clone();
+    wishes.dedup_by_key(|(node, _)| *node);
     Shortage {
         pool,
-        device: name(node),
-        bar,
+        name: name(node),
         asks,
         needed: there.saturating_add(end.saturating_sub(above)),
         there,
-        left_over: devices.iter().map(|node| name(*node)).collect(),
+        left_over: wishes.iter().map(|(node, _)| name(*node)).collect(),
         address_bits: space.address_bits,
         enough_bits: space.enough_bits(pool, end),
     }
 }
 
-/// The BARs in `what`, at any depth.
-fn collect_bars(needs: &Needs, pool: Pool, what: What, bars: &mut Vec<(usize, u8)>) {
+/// Who asks for what in `what`, at any depth.
+fn collect(outline: &Outline<'_>, needs: &Needs, pool: Pool, what: What, wishes: &mut Vec<(usize, Asks)>) {
     match what {
-        What::Bar { node, bar } => bars.push((node, bar)),
+        What::Bar { node, bar } => {
+            let spec = outline.entries[node].endpoint().and_then(|endpoint| endpoint.bars.get(usize::from(bar)).copied()?);
+            wishes.extend(spec.map(|spec| (node, Asks::Bar { bar, spec })));
+        }
         What::Window { node } => {
-            for (inner, _) in needs.window(pool, node).into_iter().flat_map(|content| &content.items) {
-                collect_bars(needs, pool, *inner, bars);
+            let Some(content) = needs.window(pool, node) else { return };
+            wishes.extend(content.reserve.map(|size| (node, Asks::Reserve { size })));
+            for (inner, _) in &content.items {
+                collect(outline, needs, pool, *inner, wishes);
             }
         }
     }

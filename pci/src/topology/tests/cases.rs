@@ -179,9 +179,10 @@ fn without_a_64_bit_aperture_small_devices_live_below_4_gib() {
 
 #[test]
 fn a_large_bar_that_is_not_prefetchable_is_refused_for_want_of_low_space() {
+    let asks = Asks::Bar { bar: 0, spec: mem64_plain(4 * GIB) };
     let nodes = vec![root_port("rp", "rc0"), endpoint("e", "rp", &[mem64_plain(4 * GIB)])];
     let shortage = shortage(&topology(nodes), &roomy());
-    assert_eq!((shortage.pool, shortage.bar, shortage.enough_bits), (Pool::Memory32, 0, None));
+    assert_eq!((shortage.pool, shortage.asks, shortage.enough_bits), (Pool::Memory32, asks, None));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of the planner as a whole. Helpers build topologies by name.
 
 mod cases;
+mod hotplug;
 mod places;
 pub mod properties;
 mod roots;
@@ -47,7 +48,7 @@ pub fn root_complex(name: &str) -> RootComplexSpec {
 }
 
 pub fn port(name: &str, kind: PortKind, on: &str) -> NodeSpec {
-    let spec = PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0 };
+    let spec = PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0, hotplug: None };
     NodeSpec { name: name.into(), on: on.into(), place: Place::default(), kind: NodeKind::Port(spec) }
 }
 
@@ -174,6 +175,7 @@ pub fn assert_sound(topology: &Topology, plan: &Plan, space: &Apertures) {
             PlannedKind::Port(port) => {
                 let own = port.buses;
                 assert!(own.secondary > bus.secondary && own.subordinate <= bus.subordinate && own.secondary <= own.subordinate);
+                assert_keeps(function, port);
                 for (window, prefetchable) in [(port.windows.memory, false), (port.windows.prefetchable, true)] {
                     let Some(window) = window else { continue };
                     assert!(window.base % MIB == 0 && (window.limit + 1) % MIB == 0 && window.base != 0);
@@ -237,4 +239,24 @@ pub fn assert_sound(topology: &Topology, plan: &Plan, space: &Apertures) {
     let mut places: Vec<_> = plan.functions.iter().map(|function| function.at).collect();
     places.sort_unstable();
     assert!(places.is_sorted_by(|a, b| a < b), "two functions at one place");
+}
+
+/// A hot-plug port has at least what it keeps, where the largest BAR that fits in it finds its alignment.
+fn assert_keeps(function: &PlannedFunction, port: &PlannedPort) {
+    let Some(kept) = port.reserved else {
+        assert!(port.spec.hotplug.is_none());
+        return;
+    };
+    let asked = port.spec.hotplug.unwrap().reserve;
+    assert!(port.buses.subordinate - port.buses.secondary + 1 >= kept.buses && kept.buses >= asked.buses.max(1));
+    let windows =
+        [(kept.memory, asked.memory, port.windows.memory), (kept.prefetchable, asked.prefetchable, port.windows.prefetchable)];
+    for (kept, asked, window) in windows {
+        assert!(kept % MIB == 0 && asked.is_none_or(|asked| kept >= asked));
+        if kept != 0 {
+            let window = window.unwrap();
+            assert!(window.len() >= kept, "{}: {window} holds no {kept:#x}", function.name);
+            assert_eq!(window.base % (kept.next_power_of_two() >> u32::from(!kept.is_power_of_two())), 0);
+        }
+    }
 }

@@ -12,6 +12,7 @@ struct Seed {
     parent: Index,
     function: u8,
     bars: Vec<BarSpec>,
+    hotplug: Option<HotPlug>,
 }
 
 fn any_bar() -> impl Strategy<Value = BarSpec> {
@@ -24,11 +25,21 @@ fn any_bar() -> impl Strategy<Value = BarSpec> {
     ]
 }
 
+fn any_hotplug() -> impl Strategy<Value = Option<HotPlug>> {
+    let size = |most: u32| prop::option::of((10u32..most, 0u64..1 << 20).prop_map(|(shift, more)| (1 << shift) + more));
+    let removal = prop_oneof![Just(Removal::Surprise), Just(Removal::Orderly), Just(Removal::Button)];
+    let hotplug = (size(25), size(37), 0u8..4, removal)
+        .prop_map(|(memory, prefetchable, buses, removal)| HotPlug { reserve: Reserve { memory, prefetchable, buses }, removal });
+    prop::option::weighted(0.5, hotplug)
+}
+
 fn any_seed() -> impl Strategy<Value = Seed> {
-    (0u8..8, any::<Index>(), 0u8..8, prop::collection::vec(any_bar(), 0..4)).prop_map(|(kind, parent, function, bars)| Seed {
+    let fields = (0u8..8, any::<Index>(), 0u8..8, prop::collection::vec(any_bar(), 0..4), any_hotplug());
+    fields.prop_map(|(kind, parent, function, bars, hotplug)| Seed {
         kind,
         parent,
         function,
+        hotplug,
         bars: if bars.iter().map(|bar| 1 + usize::from(bar.kind == BarKind::Memory64)).sum::<usize>() > 6 {
             vec![bars[0]]
         } else {
@@ -60,7 +71,7 @@ fn grow(roots: &[RootComplexSpec], seeds: &[Seed]) -> Vec<NodeSpec> {
     let mut nodes = Vec::new();
     for (index, seed) in seeds.iter().enumerate() {
         let name = format!("n{index}");
-        let node = match seed.kind {
+        let mut node = match seed.kind {
             0 | 1 => root_port(&name, &seed.parent.get(&buses).0),
             2 if !links.is_empty() => upstream(&name, &links.swap_remove(seed.parent.index(links.len())).0),
             3 | 4 if !switches.is_empty() => downstream(&name, &seed.parent.get(&switches).0),
@@ -77,6 +88,9 @@ fn grow(roots: &[RootComplexSpec], seeds: &[Seed]) -> Vec<NodeSpec> {
             }
             _ => continue,
         };
+        if let NodeKind::Port(port) = &mut node.kind {
+            port.hotplug = seed.hotplug.filter(|_| port.kind != PortKind::Upstream);
+        }
         match &node.kind {
             NodeKind::Port(PortSpec { kind: PortKind::Upstream, .. }) => switches.push(node.name.clone()),
             NodeKind::Port(_) => links.push(node.name.clone()),
@@ -111,7 +125,7 @@ proptest! {
             // Wanted root buses may clash, a full root bus and a full aperture are possible.
             Err(PlanError::Space(shortage)) => {
                 prop_assert!(shortage.missing() > 0 && !shortage.left_over.is_empty());
-                prop_assert!(topology.nodes.iter().any(|node| node.name == shortage.device));
+                prop_assert!(topology.nodes.iter().any(|node| node.name == shortage.name));
                 prop_assert_eq!(topology.plan(&space), Err(PlanError::Space(shortage)));
             }
             Err(PlanError::RootBusTaken { .. } | PlanError::RootBusTooHigh { .. } | PlanError::Topology(TopologyError::Full { .. })) => {}
