@@ -8,20 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use devices::vfio::Domain;
 use pci::bar::{BarIndex, Size};
 use pci::effect::Effect;
 use pci::function::{BarPiece, FunctionId, Shared};
 
 use crate::address_space::{AddressSpace, Answer};
 use crate::kvm::Slots;
-
-/// DMA maps of passed-through functions: RAM and peers' BARs.
-pub trait DmaDomain: Send {
-    /// Maps a BAR's memory. A refusal is reported by the domain, which knows who loses what; the machine goes on.
-    fn map_bar(&mut self, owner: FunctionId, bar: BarIndex, at: u64, len: u64, host: u64) -> bool;
-    /// Takes the map away.
-    fn unmap_bar(&mut self, owner: FunctionId, bar: BarIndex, at: u64, len: u64);
-}
 
 /// What effects need to know of an endpoint.
 pub struct Endpoint {
@@ -42,7 +35,8 @@ struct Mapped {
     size: u64,
     reachable: bool,
     slots: Vec<u32>,
-    dma: Vec<(u64, u64)>,
+    /// Whether the DMA domain has it.
+    dma: bool,
 }
 
 /// Counts of what was changed since the start.
@@ -63,7 +57,7 @@ const EMULATED_SLOT_MAX: u64 = 1 << 30;
 pub struct Mapper {
     slots: Slots,
     space: Arc<AddressSpace>,
-    domain: Option<Box<dyn DmaDomain>>,
+    domain: Option<Arc<Domain>>,
     endpoints: BTreeMap<FunctionId, Endpoint>,
     mapped: BTreeMap<(FunctionId, BarIndex), Mapped>,
     counts: BTreeMap<(FunctionId, BarIndex), MapCounts>,
@@ -72,7 +66,7 @@ pub struct Mapper {
 impl Mapper {
     /// Nothing mapped.
     #[must_use]
-    pub fn new(slots: Slots, space: Arc<AddressSpace>, domain: Option<Box<dyn DmaDomain>>) -> Self {
+    pub fn new(slots: Slots, space: Arc<AddressSpace>, domain: Option<Arc<Domain>>) -> Self {
         Self { slots, space, domain, endpoints: BTreeMap::new(), mapped: BTreeMap::new(), counts: BTreeMap::new() }
     }
 
@@ -144,7 +138,7 @@ impl Mapper {
     fn set(&mut self, key: (FunctionId, BarIndex), at: u64) {
         let Some(endpoint) = self.endpoints.get(&key.0) else { return };
         let Some((size, pieces)) = endpoint.bars.get(&key.1) else { return };
-        let mut mapped = Mapped { at, size: *size, reachable: false, slots: Vec::new(), dma: Vec::new() };
+        let mut mapped = Mapped { at, size: *size, reachable: false, slots: Vec::new(), dma: false };
         let counts = self.counts.entry(key).or_default();
         for piece in pieces {
             let BarPiece::Direct { offset, len, pages } = *piece else { continue };
@@ -166,12 +160,15 @@ impl Mapper {
                     Size(len)
                 ),
             }
-            if endpoint.hardware
-                && let Some(domain) = &mut self.domain
-                && domain.map_bar(key.0, key.1, at + offset, len, pages.host_address)
-            {
-                counts.dma += 1;
-                mapped.dma.push((at + offset, len));
+        }
+        if let (true, Some(domain)) = (endpoint.hardware, &self.domain) {
+            // SAFETY: as above; the machine ends its DMA domain before it lets go of any function.
+            match unsafe { domain.map_bar(&endpoint.name, key.1, at, pieces) } {
+                Ok(()) => {
+                    counts.dma += 1;
+                    mapped.dma = true;
+                }
+                Err(error) => log::warn!("{}", chain(&error)),
             }
         }
         self.mapped.insert(key, mapped);
@@ -183,10 +180,11 @@ impl Mapper {
         for slot in mapped.slots {
             self.slots.remove(slot);
         }
-        if let Some(domain) = &mut self.domain {
-            for (at, len) in mapped.dma {
-                domain.unmap_bar(key.0, key.1, at, len);
-            }
+        let pieces = self.endpoints.get(&key.0).and_then(|endpoint| endpoint.bars.get(&key.1));
+        if let (true, Some(domain), Some((_, pieces))) = (mapped.dma, &self.domain, pieces)
+            && let Err(error) = domain.unmap_bar(mapped.at, pieces)
+        {
+            log::error!("{}", chain(&error));
         }
     }
 
@@ -211,4 +209,10 @@ impl Mapper {
             })
             .collect()
     }
+}
+
+/// An error with its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -91,7 +91,10 @@ impl Machine {
         let space = AddressSpace::new(ram.clone());
         let routes = GsiTable::new(vm.fd());
         let made = endpoints::make(&vm, parts.spec, plan, &ram, &space, &routes)?;
-        let mut mapper = Mapper::new(slots, Arc::clone(&space), made.domain);
+        if let Some(domain) = &made.domain {
+            endpoints::map_ram(domain, &ram)?;
+        }
+        let mut mapper = Mapper::new(slots, Arc::clone(&space), made.domain.clone());
         for (id, endpoint) in made.endpoints {
             mapper.add(id, endpoint);
         }

@@ -12,7 +12,7 @@ use super::scan::{ScanError, resolve, scan};
 use crate::spec::{self, Host};
 
 /// Where sysfs is.
-const SYSFS: &str = "/sys";
+pub const SYSFS: &str = "/sys";
 
 /// What the host has for this guest. Nothing is looked at when no host function is named.
 pub fn look(config: &VmConfig) -> Result<Host, HostError> {

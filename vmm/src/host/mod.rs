@@ -8,7 +8,7 @@ pub mod look;
 pub mod scan;
 pub mod tree;
 
-pub use look::{HostError, look};
+pub use look::{HostError, SYSFS, look};
 
 #[cfg(test)]
 pub(crate) mod fake;

@@ -4,10 +4,11 @@
 //! period (milliseconds in place of microseconds). [`Vm::create_interrupt_controller`] marks that point.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use kvm_bindings::{CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES, kvm_create_device, kvm_device_type_KVM_DEV_TYPE_VFIO};
-use kvm_ioctls::{Cap, DeviceFd, Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use thiserror::Error;
 
 /// Three pages for KVM's real-mode emulation on Intel hosts and one for its identity map: below the firmware, in no window.
@@ -85,9 +86,12 @@ impl Vm {
     }
 
     /// Creates the pseudo-device through which KVM learns of VFIO groups (device coherency).
-    pub fn create_vfio_device(&self) -> Result<DeviceFd, KvmError> {
+    pub fn create_vfio_device(&self) -> Result<OwnedFd, KvmError> {
         let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
-        self.fd.create_device(&mut device).map_err(|error| KvmError::step("create the KVM VFIO device", error))
+        let device = self.fd.create_device(&mut device).map_err(|error| KvmError::step("create the KVM VFIO device", error))?;
+        // SAFETY: the descriptor is open as long as `device`, which outlives the borrow.
+        let device = unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) }.try_clone_to_owned();
+        device.map_err(|source| KvmError::Step { what: "keep the KVM VFIO device", source })
     }
 }
 
