@@ -168,7 +168,8 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// Trees have no names for their lines: the n-th is held against the n-th.
+/// Trees have no names for their lines: the n-th is held against the n-th. Plan and guest draw alike where there is one root
+/// bus.
 fn trees<'a>(planned: &'a str, seen: &'a str) -> Vec<Pair<'a>> {
     let (mut planned, mut seen) = (planned.lines().map(drawing), seen.lines().map(drawing));
     let next = || match (planned.next(), seen.next()) {

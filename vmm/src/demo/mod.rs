@@ -22,7 +22,6 @@ use rustix::fs::MemfdFlags;
 use thiserror::Error;
 
 use crate::cli::{DemoOptions, RunOptions};
-use crate::driver::DriverError;
 use crate::kvm::Vm;
 use crate::plan::MachinePlan;
 use crate::run::{self, Outputs, RunError, exit_code};
@@ -57,22 +56,24 @@ pub fn run(options: &DemoOptions) -> Result<u8, DemoError> {
     let end = outputs.run(vm, &config, &boot, &spec, &plan, &cpuid);
     outputs.close();
     let (seen, report) = (text(&mut serial)?, text(&mut debug)?);
-    let end = match end {
-        Ok(code) if code > exit_code::SIGNAL => return Ok(code),
-        Err(error) if !matches!(error, RunError::Driver(DriverError::TimeLimit { .. })) => return Err(error.into()),
-        other => other,
-    };
-
     let seen = Seen(&seen);
+    match end {
+        Ok(exit_code::POWER_OFF) => {}
+        Ok(signal) if signal > exit_code::SIGNAL => return Ok(signal),
+        other => {
+            // A machine that could not start printed nothing.
+            if let Some(last) = report.lines().last() {
+                print(&format!("\nseen by the guest:\n{seen}\nits report ends with:\n{last}\n"))?;
+            }
+            return Err(other.map_or_else(DemoError::from, |code| DemoError::Ended { code }));
+        }
+    }
     let seen_tree = seen.tree().collect::<Vec<_>>().join("\n");
     let planned = Side { tree: &planned_tree, report: &planned_report };
     let comparison = Comparison::new(planned, Side { tree: &seen_tree, report: &report });
     let findings = Findings { comparison: &comparison, verbose: options.verbose };
     print(&format!("\nseen by the guest:\n{seen}\n{findings}"))?;
-    match end? {
-        exit_code::POWER_OFF => Ok(comparison.exit_code()),
-        code => Err(DemoError::Ended { code }),
-    }
+    Ok(comparison.exit_code())
 }
 
 /// The machine: what the embedded topology has, and configuration access by both ways.
@@ -142,7 +143,7 @@ pub enum DemoError {
     #[error("cannot make a file in memory")]
     MemoryFile(#[source] io::Error),
     /// No power-off.
-    #[error("the guest ended with exit code {code} instead of powering off: its last lines above say why")]
+    #[error("the guest ended with exit code {code} instead of powering off; what it printed says why")]
     Ended {
         /// As `banyan run` would end.
         code: u8,
