@@ -66,8 +66,13 @@ pub struct Mapper {
 impl Mapper {
     /// Nothing mapped.
     #[must_use]
-    pub fn new(slots: Slots, space: Arc<AddressSpace>, domain: Option<Arc<Domain>>) -> Self {
-        Self { slots, space, domain, endpoints: BTreeMap::new(), mapped: BTreeMap::new(), counts: BTreeMap::new() }
+    pub const fn new(slots: Slots, space: Arc<AddressSpace>) -> Self {
+        Self { slots, space, domain: None, endpoints: BTreeMap::new(), mapped: BTreeMap::new(), counts: BTreeMap::new() }
+    }
+
+    /// Where BARs of host functions are mapped for DMA. Set before the first of them is added.
+    pub fn set_domain(&mut self, domain: Option<Arc<Domain>>) {
+        self.domain = domain;
     }
 
     /// Makes an endpoint known, before any effect names it.
@@ -97,6 +102,14 @@ impl Mapper {
                     }
                 }
             }
+        }
+    }
+
+    /// Takes every BAR out of the DMA domain, once no guest runs. Memory slots end with the VM.
+    pub fn release_dma(&mut self) {
+        let keys: Vec<_> = self.mapped.iter().filter(|(_, mapped)| mapped.dma).map(|(key, _)| *key).collect();
+        for key in keys {
+            self.unmap_dma(key);
         }
     }
 
@@ -176,12 +189,18 @@ impl Mapper {
 
     fn unmap(&mut self, key: (FunctionId, BarIndex)) {
         self.hide(key);
+        self.unmap_dma(key);
         let Some(mapped) = self.mapped.remove(&key) else { return };
         for slot in mapped.slots {
             self.slots.remove(slot);
         }
+    }
+
+    fn unmap_dma(&mut self, key: (FunctionId, BarIndex)) {
+        let Some(mapped) = self.mapped.get_mut(&key).filter(|mapped| mapped.dma) else { return };
+        mapped.dma = false;
         let pieces = self.endpoints.get(&key.0).and_then(|endpoint| endpoint.bars.get(&key.1));
-        if let (true, Some(domain), Some((_, pieces))) = (mapped.dma, &self.domain, pieces)
+        if let (Some(domain), Some((_, pieces))) = (&self.domain, pieces)
             && let Err(error) = domain.unmap_bar(mapped.at, pieces)
         {
             log::error!("{}", chain(&error));

@@ -1,4 +1,4 @@
-//! Makes every endpoint of a plan and the hierarchy that holds them.
+//! Makes endpoints and the hierarchy that holds them, at the start of a machine and later.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -13,11 +13,12 @@ use devices::vfio::iommu::DomainError;
 use devices::vfio::{Domain, Hardware, HostFunction, Placement, VfioError, VfioFunction, VfioOptions};
 use devices::virtio::block::{BlockError, BlockFunction, BlockSpec, SERIAL_LEN};
 use pci::address::HostBdf;
+use pci::bar::BarSpec;
 use pci::function::{FunctionId, Shared};
 use pci::hierarchy::{BuildError, Hierarchy};
 use pci::intx;
 use pci::seams::MsiPort;
-use pci::topology::{Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind};
+use pci::topology::{Parent, Plan, PlannedFunction, PlannedKind};
 use thiserror::Error;
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
@@ -26,19 +27,140 @@ use crate::effects::Endpoint;
 use crate::host;
 use crate::kvm::{GsiTable, KvmError, SharedIntx, SignalMsi, Vm};
 use crate::memory;
-use crate::plan::MachinePlan;
 use crate::spec::{self, Spec};
 
-/// The endpoints of a machine.
-pub struct Made {
-    /// The tree that holds them, programmed as planned.
-    pub hierarchy: Hierarchy,
-    /// What effects need to know.
-    pub endpoints: BTreeMap<FunctionId, Endpoint>,
-    /// INTx wires that are in use.
-    pub wires: Vec<Arc<SharedIntx>>,
-    /// DMA maps, if a host function is among them.
-    pub domain: Option<Arc<Domain>>,
+/// What endpoints of one machine are made with.
+pub struct Factory {
+    vm: Arc<Vm>,
+    ram: GuestMemoryMmap,
+    space: Arc<AddressSpace>,
+    routes: GsiTable,
+    msi: Arc<dyn MsiPort>,
+    domain: Option<Arc<Domain>>,
+    wires: BTreeMap<u32, Arc<SharedIntx>>,
+}
+
+/// An endpoint to make.
+pub struct Order<'a> {
+    /// For messages and threads.
+    pub name: &'a str,
+    /// Its id in the hierarchy.
+    pub id: FunctionId,
+    /// What it is.
+    pub endpoint: &'a spec::Endpoint,
+    /// BARs that its place was planned for.
+    pub bars: [Option<BarSpec>; 6],
+    /// The interrupt controller's input for its INTx pin.
+    pub gsi: Option<u32>,
+    /// Where it hangs.
+    pub placement: Placement,
+}
+
+impl Factory {
+    /// For the machine `vm` with memory `ram`.
+    #[must_use]
+    pub fn new(vm: Arc<Vm>, ram: GuestMemoryMmap, space: Arc<AddressSpace>, routes: GsiTable) -> Self {
+        let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
+        Self { vm, ram, space, routes, msi, domain: None, wires: BTreeMap::new() }
+    }
+
+    /// Makes all of `plan`'s functions and the tree that holds them, programmed as planned.
+    pub fn build(&mut self, plan: &Plan, spec: &Spec) -> Result<(Hierarchy, BTreeMap<FunctionId, Endpoint>), EndpointError> {
+        let mut endpoints = BTreeMap::new();
+        let msi = Arc::clone(&self.msi);
+        let hierarchy = Hierarchy::build(plan, &msi, |planned| -> Result<Shared, FunctionError> {
+            let endpoint = self.planned(plan, spec, planned)?;
+            let function = Arc::clone(&endpoint.function);
+            endpoints.insert(planned.id, endpoint);
+            Ok(function)
+        });
+        Ok((hierarchy.map_err(Box::new)?, endpoints))
+    }
+
+    fn planned(&mut self, plan: &Plan, spec: &Spec, planned: &PlannedFunction) -> Result<Endpoint, FunctionError> {
+        let (Some(endpoint), PlannedKind::Endpoint(numbers)) = (spec.endpoints.get(&planned.name), &planned.kind) else {
+            return Err(FunctionError::Unknown);
+        };
+        self.make(&Order {
+            name: &planned.name.0,
+            id: planned.id,
+            endpoint,
+            bars: numbers.spec.bars,
+            gsi: numbers.intx.map(intx::gsi),
+            placement: placement(plan, planned),
+        })
+    }
+
+    /// Makes one endpoint. The first host function makes the DMA domain and lets it reach RAM.
+    pub fn make(&mut self, order: &Order<'_>) -> Result<Endpoint, FunctionError> {
+        let bus_master = Arc::new(AtomicBool::new(false));
+        let function: Shared = match order.endpoint {
+            spec::Endpoint::Stub(stub) => {
+                let dma = Arc::new(BusMaster::new(Arc::clone(&self.space), Arc::clone(&bus_master)));
+                let line = self.wire(order.gsi).map(|wire| wire.line());
+                Arc::new(Mutex::new(StubFunction::new(order.name, stub, Arc::clone(&self.msi), line, dma)?))
+            }
+            spec::Endpoint::Disk(disk) => Arc::new(Mutex::new(self.disk(order.name, disk)?)),
+            spec::Endpoint::Vfio { at, clique, clique_any_vendor } => {
+                let options = VfioOptions { clique: *clique, clique_any_vendor: *clique_any_vendor, placement: order.placement };
+                Arc::new(Mutex::new(self.host_function(order, *at, &options)?))
+            }
+        };
+        let made = function.lock().unwrap_or_else(PoisonError::into_inner);
+        let bars = (0u8..).zip(&order.bars);
+        let bars = bars.filter_map(|(bar, spec)| Some((bar, (spec.as_ref()?.size, made.bar_layout(bar))))).collect();
+        drop(made);
+        let hardware = matches!(order.endpoint, spec::Endpoint::Vfio { .. });
+        Ok(Endpoint { name: order.name.to_owned(), function, bus_master, hardware, bars })
+    }
+
+    /// The DMA domain, once a host function has been made.
+    #[must_use]
+    pub fn domain(&self) -> Option<Arc<Domain>> {
+        self.domain.clone()
+    }
+
+    /// Connects interrupt wires of host functions. The interrupt controller must exist.
+    pub fn attach_wires(&self) -> io::Result<()> {
+        self.wires.values().try_for_each(|wire| wire.attach())
+    }
+
+    fn wire(&mut self, gsi: Option<u32>) -> Option<&Arc<SharedIntx>> {
+        let gsi = gsi?;
+        Some(self.wires.entry(gsi).or_insert_with(|| SharedIntx::new(self.vm.fd(), gsi)))
+    }
+
+    fn host_function(
+        &mut self,
+        order: &Order<'_>,
+        at: HostBdf,
+        options: &VfioOptions,
+    ) -> Result<VfioFunction<Hardware>, FunctionError> {
+        let path = host::scan::directory(Path::new(host::SYSFS), at);
+        let host = match &self.domain {
+            Some(domain) => HostFunction::open(order.name, &path, domain)?,
+            None => {
+                let domain = Arc::new(Domain::new(Some(self.vm.create_vfio_device()?))?);
+                let host = HostFunction::open(order.name, &path, &domain)?;
+                map_ram(&domain, &self.ram)?;
+                self.domain = Some(domain);
+                host
+            }
+        };
+        if host.bars() != order.bars {
+            return Err(FunctionError::Changed { at });
+        }
+        let events = self.wire(order.gsi).map(SharedIntx::events).transpose().map_err(FunctionError::Event)?;
+        Ok(VfioFunction::new(host, options, Arc::new(self.routes.clone()), events, order.id)?)
+    }
+
+    fn disk(&self, name: &str, disk: &DiskConfig) -> Result<BlockFunction, FunctionError> {
+        let file = OpenOptions::new().read(true).write(!disk.readonly).open(&disk.path);
+        let file = file.map_err(|source| FunctionError::Disk { path: disk.path.clone(), readonly: disk.readonly, source })?;
+        let serial = disk.serial.clone().unwrap_or_else(|| name.chars().take(SERIAL_LEN).collect());
+        let spec = BlockSpec { file, readonly: disk.readonly, serial };
+        Ok(BlockFunction::new(name, spec, GuestMemoryAtomic::new(self.ram.clone()), Arc::clone(&self.msi))?)
+    }
 }
 
 /// Whether any endpoint is a function of the host.
@@ -47,135 +169,23 @@ pub fn passes_through(spec: &Spec) -> bool {
     spec.endpoints.values().any(|endpoint| matches!(endpoint, spec::Endpoint::Vfio { .. }))
 }
 
-struct Maker<'a> {
-    spec: &'a Spec,
-    ram: GuestMemoryAtomic<GuestMemoryMmap>,
-    space: &'a Arc<AddressSpace>,
-    msi: Arc<dyn MsiPort>,
-    vm: &'a Vm,
-    routes: &'a GsiTable,
-    plan: &'a Plan,
-    domain: Option<Arc<Domain>>,
-    wires: BTreeMap<u32, Arc<SharedIntx>>,
-    endpoints: BTreeMap<FunctionId, Endpoint>,
-}
-
-/// Makes all of `plan`'s functions.
-pub fn make(
-    vm: &Vm,
-    spec: &Spec,
-    plan: &MachinePlan,
-    ram: &GuestMemoryMmap,
-    space: &Arc<AddressSpace>,
-    routes: &GsiTable,
-) -> Result<Made, EndpointError> {
-    let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
-    let domain = if passes_through(spec) { Some(Arc::new(Domain::new(Some(vm.create_vfio_device()?))?)) } else { None };
-    let mut maker = Maker {
-        spec,
-        ram: GuestMemoryAtomic::new(ram.clone()),
-        space,
-        msi: Arc::clone(&msi),
-        vm,
-        routes,
-        plan: &plan.pci,
-        domain: domain.clone(),
-        wires: BTreeMap::new(),
-        endpoints: BTreeMap::new(),
+/// Where the guest finds a function: below a port, with that port's link, or on a root bus.
+fn placement(plan: &Plan, planned: &PlannedFunction) -> Placement {
+    let port = match planned.on {
+        Parent::Port(id) => plan.functions.iter().find(|function| function.id == id),
+        Parent::RootComplex(_) => None,
     };
-    let hierarchy = Hierarchy::build(&plan.pci, &msi, |planned| maker.function(planned)).map_err(Box::new)?;
-    Ok(Made { hierarchy, endpoints: maker.endpoints, wires: maker.wires.into_values().collect(), domain })
-}
-
-impl Maker<'_> {
-    fn function(&mut self, planned: &PlannedFunction) -> Result<Shared, FunctionError> {
-        let (Some(endpoint), PlannedKind::Endpoint(numbers)) = (self.spec.endpoints.get(&planned.name), &planned.kind) else {
-            return Err(FunctionError::Unknown);
-        };
-        let bus_master = Arc::new(AtomicBool::new(false));
-        let function: Shared = match endpoint {
-            spec::Endpoint::Stub(stub) => {
-                let dma = Arc::new(BusMaster::new(Arc::clone(self.space), Arc::clone(&bus_master)));
-                let line = self.wire(numbers).map(|wire| wire.line());
-                Arc::new(Mutex::new(StubFunction::new(&planned.name.0, stub, Arc::clone(&self.msi), line, dma)?))
-            }
-            spec::Endpoint::Disk(disk) => Arc::new(Mutex::new(self.disk(&planned.name.0, disk)?)),
-            spec::Endpoint::Vfio { at, clique, clique_any_vendor } => {
-                let options =
-                    VfioOptions { clique: *clique, clique_any_vendor: *clique_any_vendor, placement: self.placement(planned) };
-                Arc::new(Mutex::new(self.host_function(planned, numbers, *at, &options)?))
-            }
-        };
-        let hardware = matches!(endpoint, spec::Endpoint::Vfio { .. });
-        self.register(planned, numbers, &function, bus_master, hardware);
-        Ok(function)
-    }
-
-    fn register(
-        &mut self,
-        planned: &PlannedFunction,
-        numbers: &PlannedEndpoint,
-        function: &Shared,
-        bus_master: Arc<AtomicBool>,
-        hardware: bool,
-    ) {
-        let made = function.lock().unwrap_or_else(PoisonError::into_inner);
-        let bars =
-            (0u8..).zip(&numbers.spec.bars).filter_map(|(bar, spec)| Some((bar, (spec.as_ref()?.size, made.bar_layout(bar)))));
-        let bars = bars.collect();
-        drop(made);
-        let name = planned.name.to_string();
-        self.endpoints.insert(planned.id, Endpoint { name, function: Arc::clone(function), bus_master, hardware, bars });
-    }
-
-    fn wire(&mut self, numbers: &PlannedEndpoint) -> Option<&Arc<SharedIntx>> {
-        let gsi = intx::gsi(numbers.intx?);
-        Some(self.wires.entry(gsi).or_insert_with(|| SharedIntx::new(self.vm.fd(), gsi)))
-    }
-
-    fn host_function(
-        &mut self,
-        planned: &PlannedFunction,
-        numbers: &PlannedEndpoint,
-        at: HostBdf,
-        options: &VfioOptions,
-    ) -> Result<VfioFunction<Hardware>, FunctionError> {
-        let domain = self.domain.as_ref().ok_or(FunctionError::Unknown)?;
-        let path = host::scan::directory(Path::new(host::SYSFS), at);
-        let host = HostFunction::open(&planned.name.0, &path, domain)?;
-        if host.bars() != numbers.spec.bars {
-            return Err(FunctionError::Changed { at });
-        }
-        let events = self.wire(numbers).map(SharedIntx::events).transpose().map_err(FunctionError::Event)?;
-        Ok(VfioFunction::new(host, options, Arc::new(self.routes.clone()), events, planned.id)?)
-    }
-
-    /// Where the guest finds a function: below a port, with that port's link, or on a root bus.
-    fn placement(&self, planned: &PlannedFunction) -> Placement {
-        let port = match planned.on {
-            Parent::Port(id) => self.plan.functions.iter().find(|function| function.id == id),
-            Parent::RootComplex(_) => None,
-        };
-        match port.map(|port| &port.kind) {
-            Some(PlannedKind::Port(port)) => Placement::BelowPort(port.spec.link),
-            _ => Placement::RootBus,
-        }
-    }
-
-    fn disk(&self, name: &str, disk: &DiskConfig) -> Result<BlockFunction, FunctionError> {
-        let file = OpenOptions::new().read(true).write(!disk.readonly).open(&disk.path);
-        let file = file.map_err(|source| FunctionError::Disk { path: disk.path.clone(), readonly: disk.readonly, source })?;
-        let serial = disk.serial.clone().unwrap_or_else(|| name.chars().take(SERIAL_LEN).collect());
-        let spec = BlockSpec { file, readonly: disk.readonly, serial };
-        Ok(BlockFunction::new(name, spec, self.ram.clone(), Arc::clone(&self.msi))?)
+    match port.map(|port| &port.kind) {
+        Some(PlannedKind::Port(port)) => Placement::BelowPort(port.spec.link),
+        _ => Placement::RootBus,
     }
 }
 
-/// Lets passed-through devices reach all of RAM. Open them before.
-pub fn map_ram(domain: &Domain, ram: &GuestMemoryMmap) -> Result<(), EndpointError> {
+/// Lets passed-through devices reach all of RAM.
+fn map_ram(domain: &Domain, ram: &GuestMemoryMmap) -> Result<(), FunctionError> {
     for region in memory::regions(ram) {
         // SAFETY: the machine keeps RAM mapped until its DMA domain has ended.
-        unsafe { domain.map(region.at, region.len, region.host, "RAM") }.map_err(EndpointError::Ram)?;
+        unsafe { domain.map(region.at, region.len, region.host, "RAM") }.map_err(FunctionError::Ram)?;
     }
     Ok(())
 }
@@ -183,15 +193,6 @@ pub fn map_ram(domain: &Domain, ram: &GuestMemoryMmap) -> Result<(), EndpointErr
 /// Endpoints that cannot be made.
 #[derive(Debug, Error)]
 pub enum EndpointError {
-    /// The DMA domain.
-    #[error(transparent)]
-    Domain(#[from] DomainError),
-    /// KVM's side of it.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// RAM cannot be mapped for DMA.
-    #[error("cannot let the passed-through devices reach RAM")]
-    Ram(#[source] DomainError),
     /// One of them, or a port.
     #[error(transparent)]
     Build(#[from] Box<BuildError<FunctionError>>),
@@ -217,6 +218,15 @@ pub enum FunctionError {
         #[source]
         source: io::Error,
     },
+    /// The DMA domain.
+    #[error(transparent)]
+    Domain(#[from] DomainError),
+    /// KVM's side of it.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// RAM cannot be mapped for DMA.
+    #[error("cannot let the passed-through devices reach RAM")]
+    Ram(#[source] DomainError),
     /// A host function.
     #[error(transparent)]
     Vfio(#[from] VfioError),

@@ -21,7 +21,7 @@ use crate::boot::{self, BootError, BootInputs, Firmware, FirmwareError, Kernel, 
 use crate::counters::Report;
 use crate::driver::{End, Ending};
 use crate::effects::Mapper;
-use crate::endpoints::{self, EndpointError};
+use crate::endpoints::{self, EndpointError, Factory};
 use crate::kvm::{GsiTable, KvmError, SlotError, Slots, Vm};
 use crate::memory::{self, Backing, MemoryError};
 use crate::pci_bus::PciBus;
@@ -65,12 +65,13 @@ pub struct Machine {
     routes: GsiTable,
     ram: GuestMemoryMmap,
     _firmware: Option<GuestMemoryMmap>,
-    _vm: Vm,
+    _factory: Factory,
 }
 
 impl Machine {
     /// Builds and starts a machine in `vm`. `ram` is that of the machine before a reset.
     pub fn start(vm: Vm, parts: &Parts<'_>, ram: Option<GuestMemoryMmap>) -> Result<Self, MachineError> {
+        let vm = Arc::new(vm);
         let (config, plan) = (parts.config, parts.plan);
         let payload = Image::open(config.payload.as_ref().ok_or(MachineError::NothingToRun)?)?;
         let ending = Ending::new().map_err(MachineError::Event)?;
@@ -90,19 +91,16 @@ impl Machine {
         };
         let space = AddressSpace::new(ram.clone());
         let routes = GsiTable::new(vm.fd());
-        let made = endpoints::make(&vm, parts.spec, plan, &ram, &space, &routes)?;
-        if let Some(domain) = &made.domain {
-            endpoints::map_ram(domain, &ram)?;
-        }
-        let mut mapper = Mapper::new(slots, Arc::clone(&space), made.domain.clone());
-        for (id, endpoint) in made.endpoints {
+        let mut factory = Factory::new(Arc::clone(&vm), ram.clone(), Arc::clone(&space), routes.clone());
+        let (hierarchy, endpoints) = factory.build(&plan.pci, parts.spec)?;
+        let mut mapper = Mapper::new(slots, Arc::clone(&space));
+        mapper.set_domain(factory.domain());
+        for (id, endpoint) in endpoints {
             mapper.add(id, endpoint);
         }
-        let pci = Arc::new(PciBus::new(made.hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
+        let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
         vm.create_interrupt_controller()?;
-        for wire in made.wires {
-            wire.attach().map_err(MachineError::Event)?;
-        }
+        factory.attach_wires().map_err(MachineError::Event)?;
         let entry = load(&ram, payload, parts)?;
         let vcpus = vcpu::create(&vm, config.cpus.count, parts.cpuid.as_slice(), plan.map.physical_address_bits, entry.as_ref())?;
         let (ports, serial) = ports::wire(&vm, config, parts.surroundings, &ending, &pci)?;
@@ -117,7 +115,7 @@ impl Machine {
             },
         });
         let threads = Threads::start(vcpus, &runner)?;
-        Ok(Self { threads, serial, ending, pci, routes, ram, _firmware: firmware, _vm: vm })
+        Ok(Self { threads, serial, ending, pci, routes, ram, _firmware: firmware, _factory: factory })
     }
 
     /// Ends the vCPUs and the endpoints. Returns RAM as the guest left it.

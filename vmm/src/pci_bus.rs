@@ -84,9 +84,11 @@ impl PciBus {
         look(&mut self.lock().mapper)
     }
 
-    /// Ends the life of every endpoint.
+    /// Ends the life of every endpoint, then its DMA maps. No vCPU runs any more.
     pub fn detach(&self) {
-        self.lock().hierarchy.detach();
+        let mut tree = self.lock();
+        tree.hierarchy.detach();
+        tree.mapper.release_dma();
     }
 
     fn read_port(&self, offset: u16, data: &mut [u8]) {
