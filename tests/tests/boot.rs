@@ -48,7 +48,8 @@ fn case_f3_a_kernel_boots_with_a_pvh_note_without_one_and_as_a_bzimage() {
 fn case_f4_a_bzimage_runs_at_the_address_that_was_asked_for() {
     let boot = |arguments: &[&str]| Guest::from_arguments(&["--kernel", &image("bzImage")]).with(arguments).passes();
     boot(&[]).expect_output(&["entered at 400200,"]);
-    boot(&["--load-address", "32M"]).expect_output(&["entered at 2000200,"]);
+    boot(&["--load-address", "32M"]).expect_output(&["entered at 2000200,", "code32_start 2000000\n"]);
+    boot(&["--load-address", "0x10000000"]).expect_output(&["entered at 10000200,", "code32_start 10000000\n"]);
 }
 
 #[test]
@@ -59,6 +60,17 @@ fn case_f4_a_kernel_that_cannot_be_moved_is_refused_before_it_starts() {
         outcome.expect_code(1).expect_error(&[file, "0x2000000", "bzImage"]);
         assert_eq!(outcome.stdout, "");
     }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_f4_a_bzimage_is_refused_where_it_cannot_run() {
+    for (address, parts) in [("0x2000001", ["0x2000001", "align"]), ("1G", ["0x000040000000-", "raise --memory"])] {
+        let outcome = Guest::from_arguments(&["--kernel", &image("bzImage"), "--load-address", address]).run();
+        outcome.expect_code(1).expect_error(&parts);
+        assert_eq!(outcome.stdout, "");
+    }
+    Guest::from_arguments(&["--kernel", &image("linux64.elf"), "--load-address", "2M"]).passes();
 }
 
 #[test]
@@ -112,6 +124,9 @@ fn case_f3_what_is_no_kernel_is_refused_with_what_was_found() {
     let elf = fs::read(image("memory.elf")).unwrap();
     let mut arm = elf.clone();
     arm[18..20].copy_from_slice(&183u16.to_le_bytes());
+    let mut note = elf.clone();
+    let name = note.windows(16).position(|bytes| bytes == *b"\x04\0\0\0\x08\0\0\0\x12\0\0\0Xen\0").unwrap();
+    note[name..name + 4].fill(0xFF);
     let bzimage = fs::read(image("bzImage")).unwrap();
     for (path, parts) in [
         (at.join("none").to_str().unwrap().to_owned(), vec!["none", "No such file"]),
@@ -120,12 +135,22 @@ fn case_f3_what_is_no_kernel_is_refused_with_what_was_found() {
         (file(at, "text", b"#!/bin/sh\necho hello\n"), vec!["text", "vmlinux", "bzImage"]),
         (file(at, "arm64", &arm), vec!["arm64", "183", "x86-64"]),
         (file(at, "short", &elf[..elf.len() / 2]), vec!["short", "truncated"]),
+        (file(at, "note", &note), vec!["note", "damaged note"]),
         (file(at, "head", &elf[..40]), vec!["head", "truncated"]),
         (file(at, "bz", &bzimage[..0x300]), vec!["bz"]),
     ] {
         let outcome = Guest::from_arguments(&["--kernel", &path]).run();
         outcome.expect_code(1).expect_error(&parts);
         assert_eq!(outcome.stdout, "");
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_f7_ecam_is_reserved_in_every_size_of_memory() {
+    for memory in ["512M", "4G"] {
+        let outcome = Guest::new("memory").topology("nested").with(&["--memory", memory]).passes();
+        outcome.expect_output(&["range e0000000-e0a00000 type 2\n"]);
     }
 }
 

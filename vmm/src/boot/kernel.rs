@@ -8,7 +8,7 @@ use arch::memory_map::Range;
 use arch::x86_64::bzimage::{BzImageError, Placement, SetupHeader};
 use thiserror::Error;
 
-use super::elf::{self, ElfError};
+use super::elf::{self, ElfError, Layout};
 
 /// A kernel file, checked as far as possible without guest memory.
 pub struct Kernel {
@@ -24,8 +24,8 @@ pub struct Kernel {
 pub enum Format {
     /// ELF64: entered by its PVH note if it has one, else by the 64-bit Linux protocol.
     Elf {
-        /// Memory that its segments take.
-        memory: Range,
+        /// Memory and entry point.
+        layout: Layout,
     },
     /// bzImage: entered by the 64-bit Linux protocol.
     BzImage {
@@ -53,11 +53,11 @@ impl Kernel {
         (&mut file).take(HEAD).read_to_end(&mut head).map_err(unreadable)?;
         file.rewind().map_err(unreadable)?;
         let format = if elf::is_elf(&head) {
-            let memory = elf::footprint(&mut file).map_err(|source| KernelError::Elf { path: named.clone(), source })?;
-            if let Some(address) = address.filter(|address| *address != memory.start) {
-                return Err(KernelError::Fixed { path: named, linked: memory.start, address });
+            let layout = elf::layout(&mut file).map_err(|source| KernelError::Elf { path: named.clone(), source })?;
+            if let Some(address) = address.filter(|address| *address != layout.memory.start) {
+                return Err(KernelError::Fixed { path: named, linked: layout.memory.start, address });
             }
-            Format::Elf { memory }
+            Format::Elf { layout }
         } else if SetupHeader::is_present(&head) {
             let bad = |source| KernelError::BzImage { path: named.clone(), source };
             let header = SetupHeader::parse(&head).map_err(bad)?;
@@ -73,7 +73,7 @@ impl Kernel {
     #[must_use]
     pub const fn memory(&self) -> Range {
         match &self.format {
-            Format::Elf { memory } => *memory,
+            Format::Elf { layout } => layout.memory,
             Format::BzImage { placement, .. } => placement.memory,
         }
     }
@@ -188,6 +188,7 @@ mod tests {
         let mut bytes = vec![0; 64 + 56 + 16];
         bytes[..8].copy_from_slice(&[0x7F, b'E', b'L', b'F', 2, 1, 1, 0]);
         bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+        bytes[24..32].copy_from_slice(&0x10_0000u64.to_le_bytes());
         bytes[32..40].copy_from_slice(&64u64.to_le_bytes());
         bytes[54..58].copy_from_slice(&[56, 0, 1, 0]);
         bytes[64] = 1;

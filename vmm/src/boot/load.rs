@@ -11,7 +11,7 @@ use arch::x86_64::initrd::{self, InitrdError};
 use arch::x86_64::regs::{self, Entry};
 use arch::x86_64::{e820, layout, pvh};
 use linux_loader::loader::KernelLoader;
-use linux_loader::loader::elf::{Elf, PvhBootCapability};
+use linux_loader::loader::elf::Elf;
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -36,14 +36,10 @@ pub fn load_kernel(memory: &GuestMemoryMmap, kernel: &mut Kernel, inputs: &BootI
     let unreadable = |source| BootError::Kernel { path: kernel.path.clone(), source };
     let memmap = e820::table(inputs.map);
     let (header, load, entry, pvh_entry) = match &kernel.format {
-        Format::Elf { .. } => {
+        Format::Elf { layout } => {
             let loaded = Elf::load(memory, None, &mut kernel.file, None)
                 .map_err(|source| BootError::Loader { path: kernel.path.clone(), source })?;
-            let pvh_entry = match loaded.pvh_boot_cap {
-                PvhBootCapability::PvhEntryPresent(at) => Some(at.0),
-                PvhBootCapability::PvhEntryNotPresent | PvhBootCapability::PvhEntryIgnored => None,
-            };
-            (SetupHeader::for_elf(), taken.start, loaded.kernel_load.0, pvh_entry)
+            (SetupHeader::for_elf(), taken.start, loaded.kernel_load.0, layout.pvh_entry)
         }
         Format::BzImage { header, placement } => {
             let len = kernel.file.seek(SeekFrom::End(0)).map_err(unreadable)?.saturating_sub(placement.file_offset);
@@ -102,7 +98,10 @@ fn copy(memory: &GuestMemoryMmap, file: &mut File, at: u64, len: u64) -> io::Res
 #[derive(Debug, Error)]
 pub enum BootError {
     /// It needs memory that is no RAM.
-    #[error("the kernel {} takes {taken:x?}, RAM below 4 GiB ends at {ram:#x}: raise --memory", path.display())]
+    #[error(
+        "the kernel {} takes {taken}, which is no RAM: RAM from 1 MiB ends at {ram:#x}; raise --memory or give another --load-address",
+        path.display()
+    )]
     NoRoom {
         /// The file.
         path: PathBuf,
