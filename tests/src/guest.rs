@@ -15,6 +15,14 @@ pub fn image(file: &str) -> String {
     path.display().to_string()
 }
 
+/// Path of `tests/topologies/NAME.toml`.
+#[must_use]
+pub fn topology(name: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("topologies").join(name).with_extension("toml");
+    assert!(path.is_file(), "there is no {}", path.display());
+    path.display().to_string()
+}
+
 /// A guest to run, and the machine that it gets: serial port on standard output, debug exit on.
 #[derive(Debug, Clone)]
 pub struct Guest {
@@ -45,6 +53,24 @@ impl Guest {
     #[must_use]
     pub fn options(self, text: &str) -> Self {
         self.with(&["--cmdline", text])
+    }
+
+    /// With these devices, each given as to `--device`.
+    #[must_use]
+    pub fn devices(self, devices: &[&str]) -> Self {
+        devices.iter().fold(self, |guest, device| guest.with(&["--device", device]))
+    }
+
+    /// With the hierarchy of `tests/topologies/NAME.toml`.
+    #[must_use]
+    pub fn topology(self, name: &str) -> Self {
+        self.with(&["--topology", &topology(name)])
+    }
+
+    /// What follows `banyan` on the command line.
+    #[must_use]
+    pub fn arguments(&self) -> &[String] {
+        &self.arguments
     }
 
     /// Starts it.

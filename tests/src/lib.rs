@@ -15,4 +15,4 @@ pub mod guest;
 pub mod process;
 
 pub use guest::Guest;
-pub use process::{Outcome, Session, banyan};
+pub use process::{Outcome, Session, banyan, in_shell};

@@ -19,6 +19,15 @@ pub fn banyan<S: AsRef<str>>(arguments: &[S]) -> Outcome {
     Session::start(arguments).finish()
 }
 
+/// A command that runs `script` in a shell with the executable as `$0` and `arguments` as `"$@"`: for redirections and for
+/// surroundings that a test cannot make itself. Write `exec "$0" "$@"` to start Banyan in the shell's place.
+pub fn in_shell<S: AsRef<str>>(script: &str, arguments: &[S]) -> Command {
+    let mut command = Command::new("bash");
+    command.arg("-c").arg(script).arg(executable::path());
+    command.args(arguments.iter().map(AsRef::as_ref));
+    command
+}
+
 /// How a process ended, and what it printed.
 #[derive(Debug, Clone)]
 pub struct Outcome {
@@ -141,6 +150,18 @@ impl Session {
             }
             assert!(self.receive(), "`{text}` was not printed before the end or the time limit\n{}", self.so_far());
         }
+    }
+
+    /// Whether it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Number of open descriptors, and of threads.
+    #[must_use]
+    pub fn usage(&self) -> Option<(usize, usize)> {
+        let count = |what| Some(std::fs::read_dir(format!("/proc/{}/{what}", self.id())).ok()?.count());
+        Some((count("fd")?, count("task")?)).filter(|(descriptors, _)| *descriptors > 0)
     }
 
     /// Sends a signal.

@@ -1,0 +1,182 @@
+//! Devices in deep and odd places (`tests/topologies`), and a guest that rearranges the hierarchy above them.
+#![expect(clippy::unwrap_used, reason = "helpers of tests end a test that cannot go on")]
+
+use std::collections::BTreeMap;
+
+use tests::guest::{Guest, PASSED};
+use tests::{Outcome, banyan};
+
+/// Runs `probe`; returns its report, line by line.
+#[track_caller]
+fn probe(guest: Guest) -> Vec<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report");
+    guest.with(&["--debug-console", &format!("file={}", path.display())]).run().expect_code(0);
+    let report = std::fs::read_to_string(&path).unwrap();
+    assert!(report.starts_with("banyan-probe 1\n") && report.contains("\nend functions="), "{report}");
+    report.lines().map(str::to_owned).collect()
+}
+
+fn expect_lines(report: &[String], lines: &[&str]) {
+    for line in lines {
+        assert!(report.iter().any(|seen| seen == line), "no line `{line}` in\n{}", report.join("\n"));
+    }
+}
+
+/// The places of BARs and windows in the long form of a plan: `01:00.0 bar 2` or `01:00.0 memory` -> `first-last`.
+fn planned(tree: &str) -> BTreeMap<String, String> {
+    let mut place = "";
+    let mut found = BTreeMap::new();
+    for line in tree.lines() {
+        let mut words = line.split_whitespace();
+        if let Some(at) = line.strip_prefix("0000:").and_then(|rest| rest.split_whitespace().next()) {
+            place = at;
+        } else if line.starts_with("      ") {
+            let (first, second, third) = (words.next(), words.next(), words.next());
+            match (first, second, third) {
+                (Some("BAR"), Some(n), Some(range)) if range != "none" => {
+                    found.insert(format!("{place} bar {n}"), range.to_owned());
+                }
+                (Some(kind @ ("memory" | "prefetchable")), Some(range), _) if place.contains('.') => {
+                    found.insert(format!("{place} {kind}"), range.to_owned());
+                }
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+/// The same of a report.
+fn reported(report: &[String]) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for line in report {
+        let words: Vec<&str> = line.split(' ').collect();
+        let value = |key: &str| words.iter().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        match words.as_slice() {
+            ["bar", place, n, ..] => {
+                let number = |key| u64::from_str_radix(value(key).unwrap(), 16).unwrap();
+                let (base, size) = (number("base"), number("size"));
+                if base != 0 {
+                    found.insert(format!("{place} bar {n}"), format!("{base:x}-{:x}", base + size - 1));
+                }
+            }
+            ["bridge", place, ..] => {
+                for kind in ["memory", "prefetchable"] {
+                    if let Some(range) = value(kind).filter(|range| *range != "none") {
+                        found.insert(format!("{place} {kind}"), range.to_owned());
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_a13_a_guest_finds_every_bar_and_window_where_the_dry_run_shows_it() {
+    for name in ["nested", "chain"] {
+        let plan = banyan(&["run", "--dry-run", "-v", "--topology", &tests::guest::topology(name)]);
+        let planned = planned(&plan.expect_code(0).stdout);
+        assert!(planned.len() >= 12, "{planned:?}");
+        assert_eq!(reported(&probe(Guest::new("probe").topology(name))), planned);
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_a13_the_tree_a_guest_draws_is_the_tree_of_the_dry_run() {
+    let shape = |text: &str| -> Vec<String> {
+        // Without the names and ids behind each endpoint.
+        let tree = text.lines().skip_while(|line| !line.starts_with("-[")).take_while(|line| !line.contains("->"));
+        let tree = tree.filter(|line| line.contains("--") || line.contains("+-") || line.contains("\\-"));
+        tree.map(|line| line.split("  ").filter(|part| !part.contains(':') || part.contains("-[")).collect()).collect()
+    };
+    let plan = banyan(&["run", "--dry-run", "--topology", &tests::guest::topology("nested")]);
+    let seen = Guest::new("probe").topology("nested").run();
+    assert!(shape(&plan.stdout).len() >= 8, "{plan}");
+    assert_eq!(shape(&seen.stdout), shape(&plan.stdout), "{seen}\n{plan}");
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_c13_odd_layouts_are_found_and_assigned() {
+    let report = probe(Guest::new("probe").devices(&["stub,bar2=16K:mem64,bar4=4K:mem64", "stub", "stub,bar5=64K:mem32"]));
+    let bars: Vec<&String> = report.iter().filter(|line| line.starts_with("bar ")).collect();
+    assert_eq!(bars.len(), 3, "{report:?}");
+    expect_lines(
+        &report,
+        &[
+            "bar 01:00.0 2 type=mem64 prefetchable=no base=80000000 size=4000",
+            "bar 01:00.0 4 type=mem64 prefetchable=no base=80004000 size=1000",
+            "bar 03:00.0 5 type=mem32 prefetchable=no base=80100000 size=10000",
+        ],
+    );
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn interrupts_of_every_kind_arrive_from_every_depth() {
+    let outcome = Guest::new("interrupts").topology("nested").passes();
+    outcome.expect_output(&[
+        "tested 01:00.0 msix 8\n",
+        "tested 04:00.0 msi 4 maskable\n",
+        "tested 04:00.1 intx B gsi 20\n",
+        "tested 04:00.7 msix 2048\n",
+        "tested 07:00.0 intx A gsi 18\n",
+        "tested 08:00.0 intx C gsi 19\n",
+        "nothing to test at 08:00.1\n",
+        "tested 09:00.0 intx D gsi 21\n",
+        "tested 00:09.0 intx A gsi 17\n",
+    ]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn devices_copy_to_memory_and_to_each_other_and_nowhere_else() {
+    let outcome = Guest::new("dma").topology("nested").passes();
+    for engine in ["01:00.0", "04:00.0", "04:00.1", "04:00.7", "07:00.0", "08:00.0", "08:00.1", "09:00.0", "00:09.0"] {
+        outcome.expect_output(&[&format!("copied {engine} ")]);
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_a1_a_bar_sized_with_decode_on_stays_and_a_moved_one_answers_at_its_new_place_alone() {
+    let done = |outcome: &Outcome| {
+        outcome.expect_output(&["bar 0: move to", "bar 2: case A1\n", "bar 2: windows\n", "bar 2: move to"]);
+    };
+    // Large emulated BARs are served by exits, small ones by memory slots, which stay until the BAR moves.
+    let trapped = "stub,bar0=4K:mem32,bar2=2G:mem64:prefetchable,msix=4,dma=on";
+    let direct = "stub,bar0=4K:mem32,bar2=16M:mem64:prefetchable,msix=4,dma=on";
+    done(&Guest::new("bars").devices(&[trapped]).passes());
+    done(&Guest::new("bars").devices(&[direct, trapped]).passes());
+    let swapped = Guest::new("bars").devices(&[direct, direct]).passes();
+    swapped.expect_output(&["renumber: 01 to 02 and back\n"]);
+    done(&Guest::new("bars").topology("chain").passes());
+    done(&Guest::new("bars").topology("chain").with(&["--memory", "5G", "--cpus", "2"]).passes());
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_hostile_guest_ends_as_it_wants_and_costs_nothing_that_stays() {
+    for (seed, topology) in [(2, "nested"), (3, "chain"), (4, "nested")] {
+        let options = format!("seed={seed} rounds=6000");
+        // With configuration ports, too.
+        let guest = Guest::new("hostile").topology(topology).with(&["--pcie", "cf8=on", "--cpus", "2"]).options(&options);
+        let mut session = guest.start();
+        session.expect("rounds 6000");
+        let first = session.usage();
+        let mut most = first;
+        while let Some(now) = session.usage() {
+            most = most.max(Some(now));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        assert_eq!(most, first, "descriptors and threads, seed {seed}");
+        let outcome = session.finish();
+        outcome.expect_code(PASSED).expect_output(&[&format!("seed {seed} survived"), "PASS"]);
+        assert!(!outcome.stderr.contains("error"), "{outcome}");
+    }
+}
