@@ -1,8 +1,9 @@
 //! Keeps what the guest writes to a console until the host takes it.
 //!
 //! A vCPU writes straight to the host while the host keeps up: one system call of about a microsecond, less than the exit
-//! that brought the byte, and no other thread on the way of the first byte. When the host is slow, bytes collect in a ring that the main loop drains, and order is kept: nobody writes past the ring. The ring
-//! grows to [`RING_LIMIT`]; then the oldest bytes give way and are counted.
+//! that brought the byte, and no other thread on the way of the first byte. When the host is slow, bytes collect in a ring
+//! that the main loop drains, and order is kept: nobody writes past the ring. The ring grows to [`RING_LIMIT`]; then the
+//! oldest bytes give way and are counted.
 
 use std::collections::VecDeque;
 use std::io;
