@@ -333,6 +333,7 @@ impl RunArguments {
             topology,
             devices: self.devices,
             disks: self.disks,
+            ..VmConfig::default()
         };
         let options = RunOptions {
             dry_run: self.dry_run,

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use super::flags::{Flag, FlagError, Pairs};
+use super::virtio::RateLimit;
 
 /// `--disk`: a raw image or block device, shown as a virtio-blk device on the root bus.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -21,6 +22,43 @@ pub struct DiskConfig {
     pub readonly: bool,
     /// What the guest reads as the serial number: 1 to 20 printable ASCII characters (virtio 1.2, 5.2.6.1).
     pub serial: Option<String>,
+    /// How it is read and written. Not on the command line.
+    pub io: DiskIo,
+}
+
+/// How a disk's image is read and written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskIo {
+    /// What the image is. Never found out by looking: a guest could write what is looked for.
+    pub format: ImageFormat,
+    /// Around the host's page cache.
+    pub direct: bool,
+    /// Request queues.
+    pub queues: u16,
+    /// Entries of a queue, a power of two.
+    pub queue_size: u16,
+    /// How much may pass.
+    pub rate_limit: RateLimit,
+}
+
+impl Default for DiskIo {
+    /// A raw image by way of the page cache, one queue of 256 entries.
+    fn default() -> Self {
+        Self { format: ImageFormat::Raw, direct: false, queues: 1, queue_size: 256, rate_limit: RateLimit::default() }
+    }
+}
+
+/// What a disk image is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// The disk's bytes.
+    Raw,
+    /// QEMU's format.
+    Qcow2,
+    /// Fixed VHD.
+    FixedVhd,
+    /// VHDX.
+    Vhdx,
 }
 
 #[derive(Deserialize)]
@@ -42,7 +80,7 @@ impl TryFrom<Fields> for DiskConfig {
         {
             return Err(DiskError::Serial { serial: serial.clone() });
         }
-        Ok(Self { path: fields.path, id: fields.id, readonly: fields.readonly, serial: fields.serial })
+        Ok(Self { path: fields.path, id: fields.id, readonly: fields.readonly, serial: fields.serial, io: DiskIo::default() })
     }
 }
 
@@ -82,7 +120,10 @@ mod tests {
     #[test]
     fn a_bare_path_is_enough() {
         let config: DiskConfig = "/images/root.raw".parse().unwrap();
-        assert_eq!(config, DiskConfig { path: "/images/root.raw".into(), id: None, readonly: false, serial: None });
+        assert_eq!(
+            config,
+            DiskConfig { path: "/images/root.raw".into(), id: None, readonly: false, serial: None, io: DiskIo::default() }
+        );
     }
 
     #[test]

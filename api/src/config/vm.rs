@@ -4,10 +4,12 @@ use super::boot::Payload;
 use super::cpu::CpuConfig;
 use super::device::DeviceConfig;
 use super::disk::DiskConfig;
+use super::growth::{CpuTopology, GrowthConfig};
 use super::memory::MemoryConfig;
 use super::output::OutputConfig;
 use super::pcie::PcieConfig;
 use super::topology::TopologyConfig;
+use super::virtio::{BalloonConfig, FsConfig, NetConfig, RngConfig, VsockConfig};
 
 /// Everything that a machine is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +34,26 @@ pub struct VmConfig {
     pub devices: Vec<DeviceConfig>,
     /// virtio-blk disks, in this order.
     pub disks: Vec<DiskConfig>,
+    /// How far processors and memory can grow.
+    pub growth: GrowthConfig,
+    /// How processors are arranged; by default one thread and one core per package.
+    pub cpu_topology: Option<CpuTopology>,
+    /// Width of the guest's physical addresses in bits, at most; by default that of the host.
+    pub max_physical_bits: Option<u8>,
+    /// Network interfaces, in this order.
+    pub nets: Vec<NetConfig>,
+    /// Shared folders, in this order.
+    pub filesystems: Vec<FsConfig>,
+    /// Socket device.
+    pub vsock: Option<VsockConfig>,
+    /// Random numbers.
+    pub rng: Option<RngConfig>,
+    /// Memory that the guest gives back.
+    pub balloon: Option<BalloonConfig>,
+    /// virtio console; [`OutputConfig::Off`] leaves the device out.
+    pub console: OutputConfig,
+    /// A watchdog that resets a guest which does not answer.
+    pub watchdog: bool,
 }
 
 impl Default for VmConfig {
@@ -48,6 +70,16 @@ impl Default for VmConfig {
             topology: None,
             devices: Vec::new(),
             disks: Vec::new(),
+            growth: GrowthConfig::default(),
+            cpu_topology: None,
+            max_physical_bits: None,
+            nets: Vec::new(),
+            filesystems: Vec::new(),
+            vsock: None,
+            rng: None,
+            balloon: None,
+            console: OutputConfig::Off,
+            watchdog: false,
         }
     }
 }

@@ -1,0 +1,261 @@
+//! What can be told about a machine without asking the thread that runs it.
+//!
+//! The core puts a new [`VmInfo`] into [`Published`] whenever a fact changes. Readers get the last one at once: the lock is
+//! held for the time of copying a pointer, by both sides.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::config::VmConfig;
+
+/// A machine as it is at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmInfo {
+    /// What it consists of, with what was added and without what was removed since it was created. Devices have their `id`.
+    pub config: VmConfig,
+    /// Where in its life it is.
+    pub phase: Phase,
+    /// A long step under way.
+    pub progress: Option<Progress>,
+    /// Bytes of memory that the guest has.
+    pub memory: u64,
+    /// Devices and where the guest finds them.
+    pub devices: Vec<DeviceInfo>,
+}
+
+/// Where in its life a machine is. No machine is no phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Checked and planned; its processors do not exist.
+    Created,
+    /// vm.boot is at work.
+    Starting,
+    /// The guest runs, or is held until memory is prepared.
+    Running,
+    /// Its processors are held.
+    Paused,
+    /// vm.shutdown, a guest's power-off or the end of the process is at work.
+    Stopping,
+    /// Its processors have ended; it can be booted again or deleted.
+    Stopped,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Created => "created",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+        })
+    }
+}
+
+/// How far a long step is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// What is done.
+    pub step: Step,
+    /// Bytes that are done.
+    pub done: u64,
+    /// Bytes in all.
+    pub total: u64,
+}
+
+/// Steps that can take longer than a client waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Guest memory is populated.
+    Prefault,
+    /// Guest memory is mapped for devices of the host.
+    DmaMap,
+    /// The kernel is read.
+    Load,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prefault => "prefault",
+            Self::DmaMap => "dma-map",
+            Self::Load => "load",
+        })
+    }
+}
+
+/// A function's address as the guest numbers it, or a host's: `0000:04:00.0`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddress {
+    /// Segment.
+    pub segment: u16,
+    /// Bus.
+    pub bus: u8,
+    /// Device, 0 to 31.
+    pub device: u8,
+    /// Function, 0 to 7.
+    pub function: u8,
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.segment, self.bus, self.device, self.function)
+    }
+}
+
+/// A device and where the guest finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its name, unique in the machine.
+    pub id: String,
+    /// What it is.
+    pub kind: DeviceClass,
+    /// Where the guest finds it. Before the guest has numbered its bus: as planned.
+    pub bdf: PciAddress,
+    /// Device numbers from the root bus down, as `04/00/01/00`: the address that does not depend on bus numbers. A function
+    /// other than 0 is written `00.1`.
+    pub path: String,
+    /// The port or root complex that it hangs on.
+    pub port: Option<String>,
+    /// The host's function that it is.
+    pub host: Option<String>,
+    /// Peer-to-peer clique.
+    pub clique: Option<u8>,
+    /// What there is to say beside that, in a few words, such as its ids or its image.
+    pub label: String,
+}
+
+/// What a device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeviceClass {
+    /// A function of the host.
+    Vfio,
+    /// Emulated, for tests.
+    Stub,
+    /// virtio-blk.
+    Disk,
+    /// virtio-net.
+    Net,
+    /// virtio-fs.
+    Fs,
+    /// virtio-vsock.
+    Vsock,
+    /// virtio-rng.
+    Rng,
+    /// virtio-balloon.
+    Balloon,
+    /// virtio-console.
+    Console,
+    /// A function served by another process over vfio-user.
+    VfioUser,
+}
+
+impl fmt::Display for DeviceClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Vfio => "vfio",
+            Self::Stub => "stub",
+            Self::Disk => "disk",
+            Self::Net => "net",
+            Self::Fs => "fs",
+            Self::Vsock => "vsock",
+            Self::Rng => "rng",
+            Self::Balloon => "balloon",
+            Self::Console => "console",
+            Self::VfioUser => "vfio-user",
+        })
+    }
+}
+
+/// A port that devices can hang on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Its name.
+    pub name: String,
+    /// `root-port`, `downstream-port`, ...
+    pub kind: String,
+    /// Its own address in the guest.
+    pub bdf: PciAddress,
+    /// Devices can come and go while the guest runs.
+    pub hot_plug: bool,
+    /// Names of what hangs on it.
+    pub devices: Vec<String>,
+    /// Bytes of its window below 4 GiB.
+    pub memory: u64,
+    /// Bytes of its prefetchable window.
+    pub prefetchable: u64,
+}
+
+/// Devices and ports of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Listing {
+    /// Devices, in the order of their addresses.
+    pub devices: Vec<DeviceInfo>,
+    /// Ports, in the order of their addresses.
+    pub ports: Vec<PortInfo>,
+}
+
+/// Numbers that only grow, by device (or part of the machine) and name.
+pub type Counters = BTreeMap<String, BTreeMap<String, u64>>;
+
+/// The last state that the core made known. Copies show the same.
+#[derive(Debug, Clone, Default)]
+pub struct Published(Arc<RwLock<Option<Arc<VmInfo>>>>);
+
+impl Published {
+    /// No machine yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The last state; `None` when there is no machine.
+    #[must_use]
+    pub fn get(&self) -> Option<Arc<VmInfo>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes a state known, or that there is no machine.
+    pub fn set(&self, info: Option<VmInfo>) {
+        let info = info.map(Arc::new);
+        let old = std::mem::replace(&mut *self.0.write().unwrap_or_else(PoisonError::into_inner), info);
+        // Freed after the lock is.
+        drop(old);
+    }
+
+    /// Changes the state, if there is a machine. For the core alone: of two that update at once one is lost.
+    pub fn update(&self, change: impl FnOnce(&mut VmInfo)) {
+        if let Some(info) = self.get() {
+            let mut info = VmInfo::clone(&info);
+            change(&mut info);
+            self.set(Some(info));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_update_is_seen_by_every_copy_and_leaves_earlier_readers_alone() {
+        let published = Published::new();
+        published.update(|_| panic!("there is nothing to change"));
+        assert_eq!(published.get(), None);
+        let info = VmInfo { config: VmConfig::default(), phase: Phase::Created, progress: None, memory: 1, devices: Vec::new() };
+        published.set(Some(info));
+        let (copy, before) = (published.clone(), published.get().unwrap());
+        published.update(|info| info.phase = Phase::Running);
+        assert_eq!((before.phase, copy.get().unwrap().phase), (Phase::Created, Phase::Running));
+        published.set(None);
+        assert_eq!(copy.get(), None);
+    }
+
+    #[test]
+    fn addresses_are_written_as_linux_writes_them() {
+        let address = PciAddress { segment: 0, bus: 4, device: 31, function: 7 };
+        assert_eq!(address.to_string(), "0000:04:1f.7");
+    }
+}
