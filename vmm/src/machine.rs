@@ -9,7 +9,7 @@ use api::config::{MemoryConfig, Payload, VmConfig};
 use arch::memory_map::Range;
 use arch::x86_64::acpi::{self, AcpiError};
 use arch::x86_64::regs::Entry;
-use arch::x86_64::{layout, smbios};
+use arch::x86_64::{layout, reset_vector, smbios};
 use devices::legacy::{ConsoleSink, Serial};
 use kvm_bindings::CpuId;
 use thiserror::Error;
@@ -224,6 +224,7 @@ fn load(ram: &GuestMemoryMmap, payload: Image, parts: &Parts<'_>) -> Result<Opti
         Image::Kernel(mut kernel) => {
             let smbios = smbios::SmbiosInputs { version: env!("CARGO_PKG_VERSION"), serial: None, uuid: None };
             boot::put(ram, layout::SMBIOS.start, &smbios::tables(layout::SMBIOS.start, &smbios))?;
+            boot::put(ram, reset_vector::AT, &reset_vector::code())?;
             let Some(Payload::Kernel(from)) = &config.payload else { return Err(MachineError::NothingToRun) };
             let inputs = BootInputs { map: &plan.map, initramfs: from.initramfs.as_deref(), cmdline: &from.cmdline };
             Ok(Some(boot::load_kernel(ram, &mut kernel, &inputs)?))

@@ -13,4 +13,5 @@ pub mod msrs;
 pub mod paging;
 pub mod pvh;
 pub mod regs;
+pub mod reset_vector;
 pub mod smbios;
