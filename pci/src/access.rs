@@ -5,6 +5,11 @@
 pub struct Reg(u16);
 
 impl Reg {
+    /// All dwords of configuration space, in order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..0x1000).step_by(4).map(Self)
+    }
+
     /// The dword that holds byte `offset`; the offset is reduced to the 4 KiB of configuration space.
     #[must_use]
     pub const fn containing(offset: u16) -> Self {
@@ -37,6 +42,18 @@ impl Lanes {
     pub const fn new(first: u8, len: u8) -> Self {
         let run = if len >= 4 { 0xF } else { (1 << len) - 1 };
         Self((run << (first & 3)) & 0xF)
+    }
+
+    /// The bytes that `other` does not carry.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Whether no byte is carried.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
     }
 
     /// 0xFF in every byte that is carried.

@@ -22,6 +22,13 @@ pub enum Effect {
         /// Which.
         bar: BarIndex,
     },
+    /// Where a function's mirror ([`crate::mirror`]) lies is (or is no more) where configuration reads reach it.
+    Mirror {
+        /// Whose.
+        function: FunctionId,
+        /// Do they.
+        on: bool,
+    },
     /// The function may (or may not) send memory requests: its own bus master enable and that of every bridge above.
     BusMaster {
         /// Whose.

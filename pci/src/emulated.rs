@@ -16,6 +16,7 @@ use crate::function::{Changes, Programming, ResetKind};
 use crate::ids::Ids;
 use crate::interrupts::{Interrupts, Messages};
 use crate::link::Link;
+use crate::mirror::Mirror;
 use crate::msi::{Msi, MsiVectorsError};
 use crate::msix_table::{MsixTable, MsixVectorsError};
 use crate::regs::{command, header, type0};
@@ -118,6 +119,7 @@ pub struct Emulated {
     express: u8,
     flr: bool,
     detached: bool,
+    mirror: Option<Arc<dyn Mirror>>,
 }
 
 impl Emulated {
@@ -175,7 +177,7 @@ impl Emulated {
             builder.extended(&Serial(number))?;
         }
         let interrupts = Interrupts::new(messages, msi, if pin == 0 { None } else { intx });
-        Ok(Self { space: builder.build(), bars, interrupts, msix, express, flr: spec.flr, detached: false })
+        Ok(Self { space: builder.build(), bars, interrupts, msix, express, flr: spec.flr, detached: false, mirror: None })
     }
 
     /// One dword of configuration space.
@@ -199,6 +201,7 @@ impl Emulated {
         }
         if let Some(register) = bar_register(access.reg) {
             changes.set(Changes::DECODE, self.bars.write(register, access.lanes, value));
+            self.show_bars();
             return changes;
         }
         let change = self.space.write(access, value);
@@ -243,6 +246,25 @@ impl Emulated {
         let kept = self.space.read(access.reg) & !(command::MEMORY | command::IO);
         self.space.write(access, kept | enables);
         self.follow_command();
+        self.show_bars();
+    }
+
+    /// Shows its configuration space in `mirror` from this point on: whatever [`Emulated::config_read`] gives.
+    pub fn mirror(&mut self, mirror: Arc<dyn Mirror>) {
+        self.interrupts.mirror(Arc::clone(&mirror), self.command());
+        let mut foreign = self.interrupts.owned();
+        foreign.extend((0..6).map(|n| (Reg::containing(header::BAR0 + 4 * n), Lanes::ALL)));
+        self.space.mirror(Arc::clone(&mirror), foreign);
+        self.mirror = Some(mirror);
+        self.show_bars();
+    }
+
+    fn show_bars(&self) {
+        if let Some(mirror) = &self.mirror {
+            for (register, offset) in (0..6).zip((header::BAR0..).step_by(4)) {
+                mirror.store(Reg::containing(offset), Lanes::ALL, self.bars.read(register));
+            }
+        }
     }
 
     /// Whether bus mastering is enabled in its command register.
@@ -288,6 +310,7 @@ impl Emulated {
     pub fn reset(&mut self, kind: ResetKind) {
         self.space.reset(kind);
         self.bars.reset();
+        self.show_bars();
         self.interrupts.reset();
     }
 
@@ -295,6 +318,8 @@ impl Emulated {
     pub fn detach(&mut self) {
         self.reset(ResetKind::Cold);
         self.interrupts.detach();
+        self.space.blank_mirror();
+        self.mirror = None;
         self.detached = true;
     }
 

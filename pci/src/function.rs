@@ -6,6 +6,7 @@ use bitflags::bitflags;
 
 use crate::access::{Access, Reg};
 use crate::bar::{BarIndex, Bars};
+use crate::mirror::Mirror;
 
 /// Stable name of a function for the life of the machine: its index in the plan, never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,6 +26,8 @@ bitflags! {
         const WINDOWS = 1 << 3;
         /// A bridge's secondary bus reset went from 0 to 1: everything below is reset.
         const RESET_BELOW = 1 << 4;
+        /// A bridge starts or stops to let configuration cycles through: secondary bus reset or link disable.
+        const LINK = 1 << 6;
         /// The function was reset by its own register (function-level reset).
         const RESET = 1 << 5;
     }
@@ -92,6 +95,11 @@ pub trait PciFunction: Send {
     fn reset(&mut self, kind: ResetKind);
     /// Whether bus mastering is enabled in its command register.
     fn bus_master(&self) -> bool;
+    /// Shows its configuration space in `mirror` from this point on, until it is detached, if it can: every change of every
+    /// register is stored in the step that makes it. Returns whether it does; by default it does not, and reads exit.
+    fn mirror(&mut self, _mirror: &Arc<dyn Mirror>) -> bool {
+        false
+    }
     /// Ends its life in the machine: afterwards every read gives all ones, since late callers may still hold it.
     fn detach(&mut self);
 }

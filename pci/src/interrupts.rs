@@ -3,7 +3,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::access::{Access, Reg};
+use crate::access::{Access, Lanes, Reg};
+use crate::mirror::Mirror;
 use crate::msi::Msi;
 use crate::msix_table::MsixTable;
 use crate::regs::{command, header, status};
@@ -27,6 +28,8 @@ struct State {
     /// Level on the wire.
     level: bool,
     intx_disabled: bool,
+    /// Where the registers that are kept here are shown, with the other bits of the low status byte.
+    mirror: Option<(Arc<dyn Mirror>, u32)>,
 }
 
 /// Sends messages while bus mastering is on.
@@ -66,6 +69,7 @@ impl Interrupts {
             asserted: false,
             level: false,
             intx_disabled: false,
+            mirror: None,
         };
         Arc::new(Self { state: Mutex::new(state), msi_at, msix_at })
     }
@@ -76,15 +80,18 @@ impl Interrupts {
     pub fn raise(&self, vector: u16) {
         let mut state = self.state();
         let state = &mut *state;
+        // Shown before the guest can hear of it.
         let message = match (&mut state.msix, &mut state.msi) {
             (Some(msix), _) if msix.enabled() => msix.raise(vector),
             (_, Some(msi)) if msi.enabled() => msi.raise(vector),
             _ => {
                 state.asserted = state.intx.is_some();
+                self.show(state);
                 state.drive();
                 return;
             }
         };
+        self.show(state);
         if let Some(message) = message {
             state.sender.send(message);
         }
@@ -94,6 +101,7 @@ impl Interrupts {
     pub fn lower(&self) {
         let mut state = self.state();
         state.asserted = false;
+        self.show(&state);
         state.drive();
     }
 
@@ -131,7 +139,42 @@ impl Interrupts {
             }
             _ => {}
         }
+        self.show(state);
         state.drive();
+    }
+
+    /// Bytes of configuration space that are kept here: the low status byte, MSI registers, MSI-X message control.
+    #[must_use]
+    pub fn owned(&self) -> Vec<(Reg, Lanes)> {
+        let command = (Reg::containing(header::COMMAND_STATUS), Lanes::new(2, 1));
+        let msi = self.msi_at.into_iter().flat_map(|(at, len)| {
+            let control = |offset: u8| if offset == 0 { Lanes::new(2, 2) } else { Lanes::ALL };
+            (0..len).step_by(4).map(move |offset| (Reg::containing(u16::from(at) + u16::from(offset)), control(offset)))
+        });
+        let msix = self.msix_at.map(|at| (Reg::containing(at.into()), Lanes::new(2, 2)));
+        std::iter::once(command).chain(msi).chain(msix).collect()
+    }
+
+    /// Shows the bytes that are kept here in `mirror` from this point on. `stored` is what the function's own registers hold
+    /// in the command and status dword.
+    pub fn mirror(&self, mirror: Arc<dyn Mirror>, stored: u32) {
+        let mut state = self.state();
+        state.mirror = Some((mirror, stored));
+        self.show(&state);
+    }
+
+    fn show(&self, state: &State) {
+        let Some((mirror, stored)) = &state.mirror else { return };
+        for (reg, lanes) in self.owned() {
+            let value = match self.place(reg) {
+                Some(Place::Command) if state.asserted => stored | status::INTERRUPT,
+                Some(Place::Command) => stored & !status::INTERRUPT,
+                Some(Place::Msi(index)) => state.msi.as_ref().map_or(0, |msi| msi.read(index)),
+                Some(Place::Msix) => state.msix.as_ref().map_or(0, |msix| u32::from(msix.control()) << 16),
+                None => continue,
+            };
+            mirror.store(reg, lanes, value);
+        }
     }
 
     /// Reads the MSI-X table at byte `offset`; all ones without one.
@@ -174,13 +217,16 @@ impl Interrupts {
         if let Some(msix) = &mut state.msix {
             msix.reset();
         }
+        self.show(&state);
         state.drive();
     }
 
     /// The function leaves: as [`Interrupts::reset`], and nothing that a worker raises afterwards reaches anybody.
     pub fn detach(&self) {
         self.reset();
-        self.state().intx = None;
+        let mut state = self.state();
+        state.intx = None;
+        state.mirror = None;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -13,6 +13,7 @@
 //! | what must every function be able to do? | [`function`] |
 //! | what must the machine change after a write? | [`effect`] |
 //! | how does a function reach interrupts and memory? | [`seams`] |
+//! | what may a guest read without an exit? | [`mirror`] |
 //! | where does an INTx pin arrive? | [`intx`] |
 //! | what hangs on what, and at which numbers? | [`topology`] |
 //! | who answers a configuration cycle? | [`hierarchy`] |
@@ -41,6 +42,7 @@ pub mod ids;
 pub mod interrupts;
 pub mod intx;
 pub mod link;
+pub mod mirror;
 pub mod msi;
 pub mod msix_table;
 pub mod port;

@@ -26,6 +26,7 @@ use crate::ext_caps::{Acs, Aer, AerKind};
 use crate::function::{Changes, ResetKind};
 use crate::ids::{ClassCode, Ids, own};
 use crate::interrupts::{Interrupts, Messages};
+use crate::mirror::Mirror;
 use crate::msi::{Msi, MsiVectorsError};
 use crate::regs::{command, header, type1};
 use crate::seams::MsiPort;
@@ -114,6 +115,13 @@ impl Port {
         self.changes(access.reg.offset(), change)
     }
 
+    /// Shows its configuration space in `mirror` from this point on.
+    pub fn mirror(&mut self, mirror: Arc<dyn Mirror>) {
+        let stored = self.space.read(Reg::containing(header::COMMAND_STATUS));
+        self.interrupts.mirror(Arc::clone(&mirror), stored);
+        self.space.mirror(mirror, self.interrupts.owned());
+    }
+
     fn changes(&mut self, offset: u16, change: Change) -> Changes {
         const LINK_CONTROL: u16 = express(express::LINK_CONTROL);
         const BUSES: u32 = 0x00FF_FF00;
@@ -129,9 +137,11 @@ impl Port {
                 changes.set(Changes::WINDOWS, flipped(u32::MAX));
             }
             header::INTERRUPT => {
+                changes.set(Changes::LINK, flipped(type1::SECONDARY_BUS_RESET));
                 changes.set(Changes::RESET_BELOW, change.risen() & type1::SECONDARY_BUS_RESET != 0);
             }
             LINK_CONTROL if flipped(express::LINK_DISABLE) => {
+                changes |= Changes::LINK;
                 changes.set(Changes::RESET_BELOW, change.risen() & express::LINK_DISABLE != 0);
                 let up = self.planned.occupied && change.new & express::LINK_DISABLE == 0;
                 let active = if up { express::LINK_ACTIVE } else { 0 };

@@ -210,13 +210,15 @@ struct RunArguments {
     #[arg(verbatim_doc_comment)]
     devices: Vec<DeviceConfig>,
 
-    /// Shape of the hierarchy; keys: topology, cf8
+    /// Shape of the hierarchy; keys: topology, cf8, mirror
     ///
     ///   topology=root-ports  each behind its own root port [default]
     ///   topology=host        as on the host: root ports and switches
     ///   topology=flat        all devices on the root bus
     ///   cf8=auto|on|off      configuration access by port 0xCF8 too
     ///                        [default: auto, on with firmware only]
+    ///   mirror=on|off        configuration reads of emulated functions come from
+    ///                        memory, without an exit [default: on]
     #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>, help_heading = PCIE, verbatim_doc_comment)]
     pcie: Option<PcieConfig>,
 

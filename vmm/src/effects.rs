@@ -15,6 +15,7 @@ use pci::function::{BarPiece, FunctionId, Shared};
 
 use crate::address_space::{AddressSpace, Answer};
 use crate::kvm::Slots;
+use crate::mirrors::Mirrors;
 
 /// What effects need to know of an endpoint.
 pub struct Endpoint {
@@ -61,18 +62,32 @@ pub struct Mapper {
     endpoints: BTreeMap<FunctionId, Endpoint>,
     mapped: BTreeMap<(FunctionId, BarIndex), Mapped>,
     counts: BTreeMap<(FunctionId, BarIndex), MapCounts>,
+    mirrors: Option<Mirrors>,
 }
 
 impl Mapper {
     /// Nothing mapped.
     #[must_use]
     pub const fn new(slots: Slots, space: Arc<AddressSpace>) -> Self {
-        Self { slots, space, domain: None, endpoints: BTreeMap::new(), mapped: BTreeMap::new(), counts: BTreeMap::new() }
+        Self {
+            slots,
+            space,
+            domain: None,
+            endpoints: BTreeMap::new(),
+            mapped: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            mirrors: None,
+        }
     }
 
     /// Where BARs of host functions are mapped for DMA. Set before the first of them is added.
     pub fn set_domain(&mut self, domain: Option<Arc<Domain>>) {
         self.domain = domain;
+    }
+
+    /// Shows mirrors of configuration space to the guest.
+    pub fn set_mirrors(&mut self, mirrors: Mirrors) {
+        self.mirrors = Some(mirrors);
     }
 
     /// Makes an endpoint known, before any effect names it.
@@ -96,12 +111,22 @@ impl Mapper {
             match *effect {
                 Effect::Map { function, bar, at } => self.map((function, bar), at),
                 Effect::Hide { function, bar } => self.hide((function, bar)),
+                Effect::Mirror { function, on } => {
+                    if let Some(mirrors) = &mut self.mirrors {
+                        mirrors.place(function, on);
+                    }
+                }
                 Effect::BusMaster { function, on } => {
                     if let Some(endpoint) = self.endpoints.get(&function) {
                         endpoint.bus_master.store(on, Ordering::Release);
                     }
                 }
             }
+        }
+        if let Some(mirrors) = &mut self.mirrors
+            && effects.iter().any(|effect| matches!(effect, Effect::Mirror { .. }))
+        {
+            mirrors.settle(&mut self.slots);
         }
     }
 

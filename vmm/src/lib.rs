@@ -16,6 +16,7 @@ pub mod kvm;
 pub mod logger;
 pub mod machine;
 pub mod memory;
+pub mod mirrors;
 pub mod pci_bus;
 pub mod plan;
 pub mod ports;

@@ -24,6 +24,7 @@ use crate::effects::Mapper;
 use crate::endpoints::{self, EndpointError, Factory};
 use crate::kvm::{GsiTable, KvmError, SlotError, Slots, Vm};
 use crate::memory::{self, Backing, MemoryError};
+use crate::mirrors::{Mirrors, MirrorsError};
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
@@ -92,11 +93,16 @@ impl Machine {
         let space = AddressSpace::new(ram.clone());
         let routes = GsiTable::new(vm.fd());
         let mut factory = Factory::new(Arc::clone(&vm), ram.clone(), Arc::clone(&space), routes.clone());
-        let (hierarchy, endpoints) = factory.build(&plan.pci, parts.spec)?;
+        let (mut hierarchy, endpoints) = factory.build(&plan.pci, parts.spec)?;
         let mut mapper = Mapper::new(slots, Arc::clone(&space));
         mapper.set_domain(factory.domain());
         for (id, endpoint) in endpoints {
             mapper.add(id, endpoint);
+        }
+        if config.pcie.mirror && vm.has_read_only_memory() {
+            let mirrors = Mirrors::new(plan.ecam_addresses())?;
+            hierarchy.mirror(|id| mirrors.page(id));
+            mapper.set_mirrors(mirrors);
         }
         let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
         vm.create_interrupt_controller()?;
@@ -244,6 +250,9 @@ pub enum MachineError {
     /// RAM.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// Configuration space pages.
+    #[error(transparent)]
+    Mirrors(#[from] MirrorsError),
     /// Memory slots.
     #[error(transparent)]
     Slot(#[from] SlotError),

@@ -1,9 +1,12 @@
 //! Gives every part of a machine its place: RAM, ECAM, windows, buses, BARs. Pure.
 
+use std::collections::BTreeMap;
+
 use arch::memory_map::{AMD_HYPERTRANSPORT, MemoryMap, MemoryMapError, MemoryMapRequest, Range, SegmentBuses};
 use arch::x86_64::acpi::{Node, PrtEntry, RootBridge};
 
-use pci::topology::{Apertures, Parent, Plan, PlanError, PlannedRootComplex, Topology, Window};
+use pci::function::FunctionId;
+use pci::topology::{Apertures, Parent, Plan, PlanError, PlannedFunction, PlannedRootComplex, Topology, Window};
 use thiserror::Error;
 
 /// What planning depends on beside the topology.
@@ -62,6 +65,16 @@ impl MachinePlan {
     pub fn root_bridges(&self) -> Vec<RootBridge> {
         let bridges = self.pci.root_complexes.iter().zip(0u32..).enumerate();
         bridges.map(|(index, (root, uid))| self.root_bridge(index, uid, root)).collect()
+    }
+
+    /// Where the configuration space of each function lies in ECAM.
+    #[must_use]
+    pub fn ecam_addresses(&self) -> BTreeMap<u64, FunctionId> {
+        let address = |function: &PlannedFunction| {
+            let window = self.map.ecam.iter().find(|window| window.segment == function.at.segment)?;
+            Some((window.range.start + (u64::from(function.at.bdf.requester_id()) << 12), function.id))
+        };
+        self.pci.functions.iter().filter_map(address).collect()
     }
 
     /// Memory nodes, when a root complex names one: all RAM and all processors belong to node 0.

@@ -8,13 +8,22 @@ use serde::Deserialize;
 use super::flags::{Flag, FlagError, Pairs, choice};
 
 /// `--pcie`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PcieConfig {
     /// Where given devices hang.
     pub topology: TopologyPolicy,
     /// Whether the ports 0xCF8 and 0xCFC answer.
     pub cf8: Cf8,
+    /// Whether the guest reads the configuration space of emulated functions from memory, without an exit.
+    pub mirror: bool,
+}
+
+impl Default for PcieConfig {
+    /// A root port for each device, silent ports for kernels, configuration reads from memory.
+    fn default() -> Self {
+        Self { topology: TopologyPolicy::default(), cf8: Cf8::default(), mirror: true }
+    }
 }
 
 choice!(
@@ -57,7 +66,8 @@ impl fmt::Display for PcieConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut pairs = Pairs::new(f);
         pairs.pair("topology", &self.topology)?;
-        pairs.pair("cf8", &self.cf8)
+        pairs.pair("cf8", &self.cf8)?;
+        pairs.switch("mirror", self.mirror, true)
     }
 }
 
@@ -67,7 +77,7 @@ mod tests {
 
     #[test]
     fn root_ports_are_the_default_and_the_host_can_be_copied() {
-        assert_eq!("cf8=off".parse(), Ok(PcieConfig { topology: TopologyPolicy::RootPorts, cf8: Cf8::Off }));
+        assert_eq!("cf8=off".parse(), Ok(PcieConfig { topology: TopologyPolicy::RootPorts, cf8: Cf8::Off, mirror: true }));
         for text in ["topology=host", "host", "topology=root-ports,cf8=on", "flat"] {
             let config: PcieConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");

@@ -21,6 +21,7 @@ use pci::access::{Access, Reg};
 use pci::bar::{BarIndex, Bars};
 use pci::emulated::{Emulated, EmulatedError, EmulatedSpec, InterruptSpec};
 use pci::function::{BarPiece, Changes, Pages, PciFunction, Programming, ResetKind};
+use pci::mirror::Mirror;
 use pci::seams::{DmaPort, IntxLine, MsiPort};
 use thiserror::Error;
 
@@ -102,6 +103,11 @@ impl PciFunction for StubFunction {
 
     fn bars(&self) -> &Bars {
         self.registers.bars()
+    }
+
+    fn mirror(&mut self, mirror: &Arc<dyn Mirror>) -> bool {
+        self.registers.mirror(Arc::clone(mirror));
+        true
     }
 
     fn program(&mut self, programming: &Programming) {

@@ -1,7 +1,11 @@
 //! A store of dwords with, for each bit, what a write does to it. Knows nothing of what the bits mean.
 
-use crate::access::{Access, Reg};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::access::{Access, Lanes, Reg};
 use crate::function::ResetKind;
+use crate::mirror::Mirror;
 
 /// How one dword behaves. A bit is in at most one of `writable` and `clear_on_one`; in neither it is read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,9 +70,33 @@ struct Dword {
 }
 
 /// A function's registers, up to 4 KiB. Dwords that nobody defined read 0 and keep nothing.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct ConfigSpace {
     dwords: Vec<Dword>,
+    mirror: Option<Shown>,
+}
+
+impl fmt::Debug for ConfigSpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.dwords).finish()
+    }
+}
+
+/// Where the registers are shown, and the bytes that somebody else shows.
+#[derive(Clone)]
+struct Shown {
+    mirror: Arc<dyn Mirror>,
+    foreign: Vec<(Reg, Lanes)>,
+}
+
+impl Shown {
+    fn store(&self, reg: Reg, value: u32) {
+        let foreign = self.foreign.iter().find(|(other, _)| *other == reg);
+        let lanes = foreign.map_or(Lanes::ALL, |(_, lanes)| Lanes::ALL.without(*lanes));
+        if !lanes.is_empty() {
+            self.mirror.store(reg, lanes, value);
+        }
+    }
 }
 
 impl ConfigSpace {
@@ -80,7 +108,9 @@ impl ConfigSpace {
             self.dwords.resize(index + 1, Dword::default());
         }
         if let Some(dword) = self.dwords.get_mut(index) {
+            let change = Change { old: dword.value, new: def.reset };
             *dword = Dword { value: def.reset, def };
+            self.show(reg, change);
         }
     }
 
@@ -105,7 +135,9 @@ impl ConfigSpace {
         let take = dword.def.writable & lanes;
         let clear = dword.def.clear_on_one & lanes & value;
         dword.value = ((old & !take) | (value & take)) & !clear;
-        Change { old, new: dword.value }
+        let change = Change { old, new: dword.value };
+        self.show(access.reg, change);
+        change
     }
 
     /// The device's own change of `mask` bits, whatever a guest may write. Undefined dwords stay 0.
@@ -115,7 +147,34 @@ impl ConfigSpace {
         };
         let old = dword.value;
         dword.value = (old & !mask) | (value & mask);
-        Change { old, new: dword.value }
+        let change = Change { old, new: dword.value };
+        self.show(reg, change);
+        change
+    }
+
+    /// Shows every register in `mirror` from this point on, but for the bytes in `foreign`, which somebody else owns.
+    pub fn mirror(&mut self, mirror: Arc<dyn Mirror>, foreign: Vec<(Reg, Lanes)>) {
+        self.mirror = Some(Shown { mirror, foreign });
+        self.show_all();
+    }
+
+    /// Shows ones in every byte, whoever owns it, and nothing that changes later.
+    pub fn blank_mirror(&mut self) {
+        if let Some(shown) = self.mirror.take() {
+            Reg::all().for_each(|reg| shown.mirror.store(reg, Lanes::ALL, u32::MAX));
+        }
+    }
+
+    fn show(&self, reg: Reg, change: Change) {
+        if let (Some(shown), true) = (&self.mirror, change.flipped() != 0) {
+            shown.store(reg, change.new);
+        }
+    }
+
+    fn show_all(&self) {
+        if let Some(shown) = &self.mirror {
+            Reg::all().zip(&self.dwords).for_each(|(reg, dword)| shown.store(reg, dword.value));
+        }
     }
 
     /// Puts every bit to its reset value; sticky bits survive anything but a cold reset.
@@ -124,6 +183,7 @@ impl ConfigSpace {
             let keep = if kind == ResetKind::Cold { 0 } else { dword.def.sticky };
             dword.value = (dword.value & keep) | (dword.def.reset & !keep);
         }
+        self.show_all();
     }
 }
 

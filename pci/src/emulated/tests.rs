@@ -5,6 +5,7 @@ use crate::caps::clique::decode;
 use crate::caps::{id, walk};
 use crate::ext_caps::walk_extended;
 use crate::ids::ClassCode;
+use crate::mirror::FakeMirror;
 use crate::testing::{FakeIntx, FakeMsi};
 
 const MSIX: InterruptSpec =
@@ -341,5 +342,39 @@ proptest! {
         for (at, before) in (0..0x1000u16).step_by(4).zip(before) {
             prop_assert_eq!((bench.read(at) ^ before) & !kept(at), 0, "{:#x}", at);
         }
+    }
+}
+
+const MSI: InterruptSpec = InterruptSpec::Msi { vectors: 4, maskable: true };
+
+proptest! {
+    /// What guests read without an exit is what a configuration read gives, after any accesses, interrupts and resets.
+    #[test]
+    fn the_mirror_shows_every_register_at_every_moment(
+        interrupt in prop_oneof![Just(MSIX), Just(MSI), Just(InterruptSpec::Intx(2)), Just(InterruptSpec::None)],
+        steps in prop::collection::vec((0u8..12, any::<u16>(), 1..9u8, any::<u32>()), 0..100),
+    ) {
+        let mut bench = bench(interrupt);
+        let mirror = Arc::new(FakeMirror::default());
+        bench.endpoint.mirror(mirror.clone());
+        for (kind, offset, len, value) in steps {
+            let offset = if offset & 0x8000 == 0 { offset & 0xFF } else { offset };
+            match kind {
+                0 => bench.endpoint.interrupts().raise(offset & 3),
+                1 => bench.endpoint.interrupts().lower(),
+                2 => bench.endpoint.msix_write(0, 0x1000 + u64::from(offset & 0xFF8), &value.to_le_bytes()),
+                3 if value < 1 << 28 => bench.endpoint.reset(ResetKind::Hot),
+                4 => bench.endpoint.program(&Programming { bars: [Some(value.into()); 6], memory: true, ..Programming::default() }),
+                _ => {
+                    let access = Access { reg: Reg::containing(offset), lanes: Lanes::new(offset.to_le_bytes()[0], len) };
+                    bench.endpoint.config_write(access, value);
+                }
+            }
+            for reg in Reg::all() {
+                prop_assert_eq!(mirror.read(reg), bench.endpoint.config_read(reg), "{:#x}", reg.offset());
+            }
+        }
+        bench.endpoint.detach();
+        prop_assert!(Reg::all().all(|reg| mirror.read(reg) == u32::MAX));
     }
 }

@@ -12,10 +12,11 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use thiserror::Error;
 
 use crate::access;
-use crate::address::{Bdf, BusRange, Devfn};
+use crate::address::{Bdf, BusRange, Devfn, Sbdf};
 use crate::effect::Effect;
 use crate::function::{Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
 use crate::intx;
+use crate::mirror::Mirror;
 use crate::port::{Port, PortError};
 use crate::seams::MsiPort;
 use crate::topology::{Parent, Plan, PlannedFunction, PlannedKind, Window};
@@ -30,6 +31,9 @@ enum What {
 struct Node {
     on: Parent,
     devfn: Devfn,
+    /// Where the plan has it, and its mirror.
+    planned_at: Sbdf,
+    mirrored: bool,
     programming: Programming,
     what: What,
     children: Vec<FunctionId>,
@@ -91,6 +95,8 @@ impl Hierarchy {
             hierarchy.nodes.push(Node {
                 on: planned.on,
                 devfn: planned.at.bdf.devfn(),
+                planned_at: planned.at,
+                mirrored: false,
                 programming: programming(planned),
                 what,
                 children: Vec::new(),
@@ -104,6 +110,22 @@ impl Hierarchy {
     pub fn start(&mut self, effects: &mut Vec<Effect>) {
         let all = self.ids();
         self.settle(&all, effects);
+        self.settle_mirrors(effects);
+    }
+
+    /// Shows every function that can be shown in the mirror that `mirror` gives for it, at the address that the plan gives it.
+    /// Call before [`Hierarchy::start`]; later moves are effects.
+    pub fn mirror(&mut self, mut mirror: impl FnMut(FunctionId) -> Option<Arc<dyn Mirror>>) {
+        for (node, id) in self.nodes.iter_mut().zip(0..) {
+            let Some(mirror) = mirror(FunctionId(id)) else { continue };
+            node.mirrored = match &mut node.what {
+                What::Port(port) => {
+                    port.mirror(mirror);
+                    true
+                }
+                What::Endpoint(shared) => lock(shared).mirror(&mirror),
+            };
+        }
     }
 
     /// Reads 1 to 8 bytes at byte `offset` (0 to 0xFFF) of the function at `bdf`. All ones where nobody answers.
@@ -228,6 +250,9 @@ impl Hierarchy {
         if changes != Changes::BUS_RANGE {
             self.settle(&below, effects);
         }
+        if changes.intersects(Changes::BUS_RANGE | Changes::RESET_BELOW | Changes::LINK) {
+            self.settle_mirrors(effects);
+        }
     }
 
     /// `id` and everything below it, parents first.
@@ -264,6 +289,18 @@ impl Hierarchy {
     fn settle(&mut self, ids: &[FunctionId], effects: &mut Vec<Effect>) {
         let wanted: Vec<_> = ids.iter().filter_map(|id| self.wanted(*id)).collect();
         self.reach.settle(&wanted, effects);
+    }
+
+    /// Tells which mirrors lie where configuration reads reach their functions. Looks at all: one bridge that moves can take
+    /// another's place.
+    fn settle_mirrors(&mut self, effects: &mut Vec<Effect>) {
+        let in_place: Vec<(FunctionId, bool)> = (0..)
+            .map(FunctionId)
+            .zip(&self.nodes)
+            .filter(|(_, node)| node.mirrored)
+            .map(|(id, node)| (id, self.find(node.planned_at.segment, node.planned_at.bdf) == Some(id)))
+            .collect();
+        self.reach.settle_mirrors(&in_place, effects);
     }
 
     /// What an endpoint decodes and every bridge above forwards; `None` for ports.

@@ -25,6 +25,7 @@ pub(super) struct Reach {
     placed: BTreeMap<Key, u64>,
     blocked: BTreeMap<Key, (u64, u64)>,
     masters: BTreeSet<FunctionId>,
+    mirrors: BTreeSet<FunctionId>,
 }
 
 impl Reach {
@@ -75,6 +76,18 @@ impl Reach {
                 effects.push(Effect::Map { function: key.0, bar: key.1, at });
             } else {
                 self.blocked.insert(key, (at, size));
+            }
+        }
+    }
+
+    /// Takes note of which mirrors are in place; those that leave come first.
+    pub(super) fn settle_mirrors(&mut self, in_place: &[(FunctionId, bool)], effects: &mut Vec<Effect>) {
+        for wanted in [false, true] {
+            for (function, on) in in_place.iter().filter(|(_, on)| *on == wanted) {
+                let changed = if *on { self.mirrors.insert(*function) } else { self.mirrors.remove(function) };
+                if changed {
+                    effects.push(Effect::Mirror { function: *function, on: *on });
+                }
             }
         }
     }

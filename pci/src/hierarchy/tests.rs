@@ -10,6 +10,7 @@ use crate::emulated::{Emulated, EmulatedSpec, InterruptSpec};
 use crate::function::{BarPiece, Changes, PciFunction, ResetKind};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
+use crate::mirror::FakeMirror;
 use crate::testing::FakeMsi;
 use crate::topology::{
     Apertures, EndpointSpec, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, RootComplexSpec, Topology, Window,
@@ -263,6 +264,26 @@ fn a_detached_endpoint_reads_ones() {
     let mut rig = Rig::started();
     rig.tree.detach();
     assert_eq!(rig.read(rig.at("a"), 0), u32::MAX);
+}
+
+#[test]
+fn a_mirror_is_in_place_while_the_planned_address_leads_to_its_function() {
+    let mut rig = Rig::new();
+    rig.tree.mirror(|_| Some(Arc::new(FakeMirror::default())));
+    let mut effects = Vec::new();
+    rig.tree.start(&mut effects);
+    let mirrors = |effects: &[Effect]| -> Vec<(FunctionId, bool)> {
+        let one = |effect: &Effect| if let Effect::Mirror { function, on } = effect { Some((*function, *on)) } else { None };
+        effects.iter().filter_map(one).collect()
+    };
+    // The endpoints of these tests cannot be mirrored.
+    let [rp0, up, down0, down1] = ["rp0", "up", "down0", "down1"].map(|name| rig.id(name));
+    assert_eq!(mirrors(&effects), [(rp0, true), (up, true), (down0, true), (down1, true)]);
+    let buses = rig.read(rig.at("rp0"), 0x18);
+    assert_eq!(mirrors(&rig.write(rig.at("rp0"), 0x19, &[9])), [(up, false), (down0, false), (down1, false)]);
+    assert_eq!(mirrors(&rig.write(rig.at("rp0"), 0x18, &buses.to_le_bytes())), [(up, true), (down0, true), (down1, true)]);
+    let below_up = [(down0, false), (down1, false)];
+    assert_eq!(mirrors(&rig.write(rig.at("up"), 0x3E, &[0x40])), below_up, "a held reset answers nobody");
 }
 
 mod random {

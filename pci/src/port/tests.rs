@@ -157,12 +157,12 @@ fn writes_tell_what_they_changed() {
         (0x24, 0x0010_0000, Changes::WINDOWS),
         (0x28, 0x20, Changes::WINDOWS),
         (0x2C, 0x20, Changes::WINDOWS),
-        (0x3C, 0x0040_0000, Changes::RESET_BELOW),
+        (0x3C, 0x0040_0000, Changes::RESET_BELOW | Changes::LINK),
         (0x3C, 0x0040_0000, Changes::empty()),
-        (0x3C, 0x0000_0000, Changes::empty()),
+        (0x3C, 0x0000_0000, Changes::LINK),
         (0x3C, 0x001F_00FF, Changes::empty()),
-        (0x50, 0x0000_0010, Changes::RESET_BELOW),
-        (0x50, 0x0000_0000, Changes::empty()),
+        (0x50, 0x0000_0010, Changes::RESET_BELOW | Changes::LINK),
+        (0x50, 0x0000_0000, Changes::LINK),
         (0x1C, 0xFFFF_FFFF, Changes::empty()),
     ] {
         assert_eq!(write(&mut port, offset, value), expected, "{offset:#x} = {value:#x}");

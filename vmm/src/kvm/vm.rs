@@ -68,6 +68,12 @@ impl Vm {
         u32::try_from(self.kvm.get_nr_memslots()).unwrap_or(u32::MAX)
     }
 
+    /// Whether memory can be shown to the guest read-only.
+    #[must_use]
+    pub fn has_read_only_memory(&self) -> bool {
+        self.kvm.check_extension(Cap::ReadonlyMem)
+    }
+
     /// CPUID leaves that KVM can show a guest on this host.
     pub fn supported_cpuid(&self) -> Result<CpuId, KvmError> {
         self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(|error| KvmError::step("read the supported CPUID", error))

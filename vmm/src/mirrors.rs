@@ -1,0 +1,159 @@
+//! Memory for the mirrors of configuration space: one page for each emulated function, shown to the guest read-only, so that
+//! its configuration reads never exit.
+//!
+//! Pages of neighbouring functions lie side by side, so that a device with several functions needs one memory slot.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pci::access::{Lanes, Reg};
+use pci::function::FunctionId;
+use pci::mirror::Mirror;
+use thiserror::Error;
+use vm_memory::{Bytes, MmapRegion, VolatileMemory};
+
+use crate::kvm::Slots;
+
+/// Bytes of a function's configuration space, and of its page.
+pub const PAGE: u64 = 4096;
+
+/// The pages of a machine's functions, and which of them the guest has.
+pub struct Mirrors {
+    pages: Arc<MmapRegion>,
+    /// By address in ECAM; the page's number is the place in this order.
+    functions: BTreeMap<u64, FunctionId>,
+    in_place: BTreeSet<FunctionId>,
+    slots: BTreeMap<u64, (u64, u32)>,
+}
+
+impl Mirrors {
+    /// One page for each function, given with its address in ECAM. Pages that nothing is stored in take no memory.
+    pub fn new(functions: BTreeMap<u64, FunctionId>) -> Result<Self, MirrorsError> {
+        let count = functions.len();
+        let len = count.max(1).saturating_mul(usize::try_from(PAGE).unwrap_or(usize::MAX));
+        let pages = MmapRegion::new(len).map_err(|error| MirrorsError { count, source: io::Error::other(error) })?;
+        Ok(Self { pages: Arc::new(pages), functions, in_place: BTreeSet::new(), slots: BTreeMap::new() })
+    }
+
+    /// The mirror of `function`; `None` if it has no page.
+    #[must_use]
+    pub fn page(&self, function: FunctionId) -> Option<Arc<dyn Mirror>> {
+        let index = self.functions.values().position(|id| *id == function)?;
+        let at = index.saturating_mul(usize::try_from(PAGE).unwrap_or(usize::MAX));
+        Some(Arc::new(Page { pages: Arc::clone(&self.pages), at }))
+    }
+
+    /// Takes note that the page of `function` is, or is no more, where reads reach the function.
+    pub fn place(&mut self, function: FunctionId, on: bool) {
+        if on {
+            self.in_place.insert(function);
+        } else {
+            self.in_place.remove(&function);
+        }
+    }
+
+    /// Brings the memory slots to what was noted: one for each run of neighbouring pages.
+    pub fn settle(&mut self, slots: &mut Slots) {
+        let runs = self.runs();
+        let gone: Vec<u64> =
+            self.slots.iter().filter(|(at, (len, _))| runs.get(*at).map(|run| run.0) != Some(*len)).map(|(at, _)| *at).collect();
+        for at in gone {
+            if let Some((_, slot)) = self.slots.remove(&at) {
+                slots.remove(slot);
+            }
+        }
+        for (at, (len, host)) in runs {
+            if self.slots.contains_key(&at) {
+                continue;
+            }
+            // SAFETY: the pages are kept by the mapper, which ends after the vCPUs; the guest only reads them.
+            match unsafe { slots.add_read_only(at, len, host) } {
+                Ok(slot) => {
+                    self.slots.insert(at, (len, slot));
+                }
+                Err(error) => log::warn!("{error}: configuration reads at {at:#x} exit"),
+            }
+        }
+    }
+
+    /// Runs of neighbouring pages in place: address, bytes and address in this process.
+    fn runs(&self) -> BTreeMap<u64, (u64, u64)> {
+        let mut runs: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        let base = self.pages.as_ptr().expose_provenance() as u64;
+        for ((at, function), index) in self.functions.iter().zip(0u64..) {
+            if !self.in_place.contains(function) {
+                continue;
+            }
+            match runs.last_entry() {
+                Some(mut run) if run.key() + run.get().0 == *at => run.get_mut().0 += PAGE,
+                _ => {
+                    runs.insert(*at, (PAGE, base + index * PAGE));
+                }
+            }
+        }
+        runs
+    }
+}
+
+struct Page {
+    pages: Arc<MmapRegion>,
+    at: usize,
+}
+
+impl Mirror for Page {
+    fn store(&self, reg: Reg, lanes: Lanes, value: u32) {
+        let at = self.at + usize::from(reg.offset());
+        let Ok(slice) = self.pages.get_slice(at, 4) else { return };
+        // Whole dwords in one store, so that a guest never reads half of one.
+        let stored = if lanes == Lanes::ALL {
+            slice.store(value, 0, Ordering::Release)
+        } else {
+            let mut bytes = (0..4u8).zip(value.to_le_bytes()).filter(|(lane, _)| lanes.touch(0xFF << (8 * u32::from(*lane))));
+            bytes.try_for_each(|(lane, byte)| slice.store(byte, lane.into(), Ordering::Release))
+        };
+        if let Err(error) = stored {
+            log::error!("cannot show a configuration register: {error}");
+        }
+    }
+}
+
+/// Pages that cannot be had.
+#[derive(Debug, Error)]
+#[error("cannot map {count} pages of configuration space")]
+pub struct MirrorsError {
+    count: usize,
+    #[source]
+    source: io::Error,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_takes_dwords_and_single_bytes() {
+        let mirrors = Mirrors::new(BTreeMap::from([(0, FunctionId(7)), (PAGE, FunctionId(3))])).unwrap();
+        let page = mirrors.page(FunctionId(3)).unwrap();
+        page.store(Reg::containing(4), Lanes::ALL, 0x0010_0006);
+        page.store(Reg::containing(4), Lanes::new(2, 1), 0xFF18_FFFF);
+        let mut read = [0; 4];
+        mirrors.pages.get_slice(4096 + 4, 4).unwrap().read_slice(&mut read, 0).unwrap();
+        assert_eq!(u32::from_le_bytes(read), 0x0018_0006);
+    }
+
+    #[test]
+    fn neighbours_share_a_run_and_a_page_that_leaves_splits_it() {
+        let functions = (0..4).map(|n| (0x1000 * u64::from(n), FunctionId(n))).chain([(0x8000, FunctionId(9))]);
+        let mut mirrors = Mirrors::new(functions.collect()).unwrap();
+        let lengths = |mirrors: &Mirrors| mirrors.runs().iter().map(|(at, (len, _))| (*at, *len)).collect::<Vec<_>>();
+        assert_eq!(lengths(&mirrors), []);
+        for id in [0, 1, 2, 3, 9] {
+            mirrors.place(FunctionId(id), true);
+        }
+        assert_eq!(lengths(&mirrors), [(0, 0x4000), (0x8000, 0x1000)]);
+        mirrors.place(FunctionId(1), false);
+        assert_eq!(lengths(&mirrors), [(0, 0x1000), (0x2000, 0x2000), (0x8000, 0x1000)]);
+    }
+}
