@@ -5,11 +5,13 @@
 //! | what answers at the fixed I/O ports (serial line, power, debug)? | [`legacy`] |
 //! | what does an emulated endpoint for tests and demonstrations do? | [`stub`] |
 //! | how does a function of the host become one of the guest? | [`vfio`] |
+//! | what of failures that guests cause is logged? | [`complaints`] |
 //! | how does a guest drive a paravirtual device, and what serves its disk? | [`virtio`] |
 //!
 //! Devices know neither KVM nor the configuration that asked for them. They reach interrupts and memory through the
 //! seams of [`pci::seams`].
 
+pub mod complaints;
 pub mod legacy;
 pub mod stub;
 pub mod vfio;

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use devices::complaints::{Complaints, chain};
 use devices::vfio::Domain;
+use log::Level;
 use pci::bar::{BarIndex, Size};
 use pci::effect::Effect;
 use pci::function::{BarPiece, FunctionId, Shared};
@@ -63,6 +65,8 @@ pub struct Mapper {
     mapped: BTreeMap<(FunctionId, BarIndex), Mapped>,
     counts: BTreeMap<(FunctionId, BarIndex), MapCounts>,
     mirrors: Option<Mirrors>,
+    /// A guest moves BARs as often as it likes.
+    complaints: BTreeMap<FunctionId, Complaints>,
 }
 
 impl Mapper {
@@ -77,6 +81,7 @@ impl Mapper {
             mapped: BTreeMap::new(),
             counts: BTreeMap::new(),
             mirrors: None,
+            complaints: BTreeMap::new(),
         }
     }
 
@@ -190,13 +195,16 @@ impl Mapper {
                     counts.slots += 1;
                     mapped.slots.push(slot);
                 }
-                Err(error) => log::error!(
-                    "{} BAR {} at {:#x}: {error}; its {} leave the guest one access at a time",
-                    endpoint.name,
-                    key.1,
-                    at + offset,
-                    Size(len)
-                ),
+                Err(error) => {
+                    let text = format_args!(
+                        "{} BAR {} at {:#x}: its {} leave the guest one access at a time",
+                        endpoint.name,
+                        key.1,
+                        at + offset,
+                        Size(len)
+                    );
+                    self.complaints.entry(key.0).or_default().add_error(Level::Error, text, &error);
+                }
             }
         }
         if let (true, Some(domain)) = (endpoint.hardware, &self.domain) {
@@ -206,7 +214,9 @@ impl Mapper {
                     counts.dma += 1;
                     mapped.dma = true;
                 }
-                Err(error) => log::warn!("{}", chain(&error)),
+                Err(error) => {
+                    self.complaints.entry(key.0).or_default().add(Level::Warn, format_args!("{}", chain(&error)));
+                }
             }
         }
         self.mapped.insert(key, mapped);
@@ -228,7 +238,7 @@ impl Mapper {
         if let (Some(domain), Some((_, pieces))) = (&self.domain, pieces)
             && let Err(error) = domain.unmap_bar(mapped.at, pieces)
         {
-            log::error!("{}", chain(&error));
+            self.complaints.entry(key.0).or_default().add(Level::Error, format_args!("{}", chain(&error)));
         }
     }
 
@@ -253,10 +263,4 @@ impl Mapper {
             })
             .collect()
     }
-}
-
-/// An error with its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

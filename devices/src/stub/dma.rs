@@ -6,11 +6,13 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
+use log::Level;
 use pci::interrupts::Interrupts;
 use pci::seams::{DmaError, DmaPort};
 
 use super::lock;
 use super::regs::{ControlRegs, Copy};
+use crate::complaints::Complaints;
 
 /// Bytes copied at a time. Ranges that overlap are copied in ascending order of addresses.
 const PIECE: u32 = 64 << 10;
@@ -22,13 +24,14 @@ pub struct Engine {
     port: Arc<dyn DmaPort>,
     interrupts: Arc<Interrupts>,
     queue: Option<Sender<Copy>>,
+    complaints: Complaints,
 }
 
 impl Engine {
     /// An engine for the function `name` that reports to `regs` and `interrupts`. Starts nothing yet.
     #[must_use]
     pub fn new(name: &str, regs: Arc<Mutex<ControlRegs>>, port: Arc<dyn DmaPort>, interrupts: Arc<Interrupts>) -> Self {
-        Self { thread_name: format!("dma-{name}"), regs, port, interrupts, queue: None }
+        Self { thread_name: format!("dma-{name}"), regs, port, interrupts, queue: None, complaints: Complaints::default() }
     }
 
     /// Has `copy` carried out. Its end shows in the registers.
@@ -47,14 +50,15 @@ impl Engine {
         self.queue.is_some()
     }
 
-    fn spawn(&self) -> Option<Sender<Copy>> {
+    fn spawn(&mut self) -> Option<Sender<Copy>> {
         let (queue, copies) = channel();
         let (regs, port, interrupts) = (self.regs.clone(), self.port.clone(), self.interrupts.clone());
         let work = move || work(&copies, &regs, &*port, &interrupts);
         match std::thread::Builder::new().name(self.thread_name.clone()).spawn(work) {
             Ok(_) => Some(queue),
             Err(error) => {
-                log::warn!("cannot start thread {}, so its copies fail: {error}", self.thread_name);
+                let text = format_args!("cannot start thread {}, so its copies fail", self.thread_name);
+                self.complaints.add_error(Level::Warn, text, &error);
                 None
             }
         }

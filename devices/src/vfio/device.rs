@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use log::Level;
 use pci::access::{Access, Reg};
 use pci::bar::{BarError, BarIndex, BarSpec, Bars};
 use pci::caps::Clique;
@@ -30,6 +31,7 @@ use super::patch::{self, PatchError, PatchOptions, Placement, ROM};
 use super::regions::bar_specs;
 use super::reset::{self, Outcome};
 use super::vectors::{Lender, VectorError};
+use crate::complaints::Complaints;
 
 /// A function of the host that is open and not in a machine yet: tells what the planner must know.
 pub struct HostFunction<D: HostDevice> {
@@ -170,7 +172,7 @@ impl<D: HostDevice> VfioFunction<D> {
                 function.host.name
             );
         }
-        reset::set_command(&mut function.host.device, 0);
+        function.quiet();
         function.map_bars();
         function.follow_interrupts();
         Ok(function)
@@ -230,7 +232,7 @@ impl<D: HostDevice> VfioFunction<D> {
         if u64::from(reg.offset()) + 4 <= self.host.device.size(CONFIG)
             && let Err(error) = self.host.device.read(CONFIG, reg.offset().into(), &mut bytes)
         {
-            self.complaints.add(&self.host.name, "configuration read", &error);
+            self.complain("configuration read", &error);
             bytes = [0xFF; 4];
         }
         u32::from_le_bytes(bytes)
@@ -246,7 +248,7 @@ impl<D: HostDevice> VfioFunction<D> {
         for (offset, bytes) in byte_runs(mask, value, current) {
             let at = u64::from(access.reg.offset() + offset);
             if let Err(error) = self.host.device.write(CONFIG, at, &bytes) {
-                self.complaints.add(&self.host.name, "configuration write", &error);
+                self.complain("configuration write", &error);
             }
         }
     }
@@ -274,7 +276,7 @@ impl<D: HostDevice> VfioFunction<D> {
             results.push(intx.set(true, &mut lender));
         }
         for error in results.into_iter().filter_map(Result::err) {
-            self.complaints.add(&self.host.name, "interrupts", &error);
+            self.complain("interrupts", &error);
         }
     }
 
@@ -285,7 +287,7 @@ impl<D: HostDevice> VfioFunction<D> {
         let msi = self.msi.as_mut().map(|msi| msi.reset(&mut lender));
         let intx = self.intx.as_mut().filter(|_| wire).map(|intx| intx.set(false, &mut lender));
         for error in [msix, msi, intx].into_iter().flatten().filter_map(Result::err) {
-            self.complaints.add(&self.host.name, "interrupts", &error);
+            self.complain("interrupts", &error);
         }
     }
 
@@ -294,18 +296,39 @@ impl<D: HostDevice> VfioFunction<D> {
         self.silence(false);
         self.overlay.reset(kind);
         self.bars.reset();
-        reset::set_command(&mut self.host.device, 0);
+        self.quiet();
         self.follow_interrupts();
     }
 
+    /// Hardware decodes, and sends nothing.
+    fn quiet(&mut self) {
+        if let Err(error) = reset::set_command(&mut self.host.device, 0) {
+            self.complain("command register", &error);
+        }
+    }
+
+    /// A guest can ask for resets at will, by the port above.
     fn reset_hardware(&mut self) {
         let name = &self.host.name;
         match reset::reset(&mut self.host.device) {
             Outcome::Done => {}
-            Outcome::Impossible => log::warn!("device {name}: not reset, the host cannot reset it alone"),
-            Outcome::Failed(error) => log::error!("device {name}: the reset failed, it may be in any state: {error}"),
-            Outcome::Lost => log::error!("device {name}: it does not answer after its reset; the host must be power-cycled"),
+            Outcome::Impossible => {
+                self.complaints.add(Level::Warn, format_args!("device {name}: not reset, the host cannot reset it alone"));
+            }
+            Outcome::Failed(error) => {
+                let text = format_args!("device {name}: the reset failed, it may be in any state");
+                self.complaints.add_error(Level::Error, text, &error);
+            }
+            Outcome::Lost => self.complaints.add(
+                Level::Error,
+                format_args!("device {name}: it does not answer after its reset; the host must be power-cycled"),
+            ),
         }
+    }
+
+    fn complain(&mut self, what: &str, error: &dyn Error) {
+        let name = &self.host.name;
+        self.complaints.add_error(Level::Warn, format_args!("device {name}: {what}"), error);
     }
 
     /// Decoding follows the command register and stops outside D0 (PCI Power Management 1.2, 5.4).
@@ -423,7 +446,7 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
         }
         if let Err(error) = self.host.device.read(bar.into(), offset, data) {
             data.fill(0xFF);
-            self.complaints.add(&self.host.name, "BAR read", &error);
+            self.complain("BAR read", &error);
         }
         if let (Claim::Pending(at), Some(msix)) = (claim, &self.msix) {
             msix.add_pending(at, data);
@@ -439,7 +462,7 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
             (Claim::Table(at), Some(msix)) => {
                 let mut lender = Lender { id: self.id, device: &mut self.host.device, routes: self.routes.as_ref() };
                 if let Err(error) = msix.write_table(at, data, &mut lender) {
-                    self.complaints.add(&self.host.name, "interrupts", &error);
+                    self.complain("interrupts", &error);
                 }
                 return;
             }
@@ -449,7 +472,7 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
         }
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.host.device.size(bar.into()));
         if inside && let Err(error) = self.host.device.write(bar.into(), offset, data) {
-            self.complaints.add(&self.host.name, "BAR write", &error);
+            self.complain("BAR write", &error);
         }
     }
 
@@ -487,28 +510,6 @@ impl<D: HostDevice> Drop for VfioFunction<D> {
 fn bar_register(offset: u16) -> Option<usize> {
     let register = usize::from(offset.checked_sub(header::BAR0)? / 4);
     (register < 6).then_some(register)
-}
-
-/// Failures that a guest can cause at will: the first few are logged.
-#[derive(Debug, Default)]
-struct Complaints {
-    made: u8,
-}
-
-impl Complaints {
-    const MOST: u8 = 8;
-
-    fn add(&mut self, name: &str, what: &str, error: &dyn Error) {
-        if self.made >= Self::MOST {
-            return;
-        }
-        self.made += 1;
-        let last = if self.made == Self::MOST { "; further failures of this device are not logged" } else { "" };
-        match error.source() {
-            Some(source) => log::warn!("device {name}: {what}: {error}: {source}{last}"),
-            None => log::warn!("device {name}: {what}: {error}{last}"),
-        }
-    }
 }
 
 /// A function that cannot be passed through.

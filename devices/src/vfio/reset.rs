@@ -41,9 +41,9 @@ pub enum Outcome {
 
 /// Stops the function's requests and resets it.
 pub fn reset(device: &mut dyn HostDevice) -> Outcome {
-    set_command(device, 0);
+    let stopped = set_command(device, 0);
     if !device.can_reset() {
-        return Outcome::Impossible;
+        return stopped.map_or_else(Outcome::Failed, |()| Outcome::Impossible);
     }
     if let Err(error) = device.reset() {
         return Outcome::Failed(error);
@@ -57,12 +57,10 @@ pub fn reset(device: &mut dyn HostDevice) -> Outcome {
 
 /// Has hardware decode memory and I/O (the enables of devices without such BARs keep nothing), with the `others` of the
 /// command register's low half.
-pub fn set_command(device: &mut dyn HostDevice, others: u16) {
+pub fn set_command(device: &mut dyn HostDevice, others: u16) -> io::Result<()> {
     let decode = u16::from((command::MEMORY | command::IO).to_le_bytes()[0]);
     let value = (decode | others).to_le_bytes();
-    if let Err(error) = device.write(CONFIG, header::COMMAND_STATUS.into(), &value) {
-        log::warn!("cannot write a command register: {error}");
-    }
+    device.write(CONFIG, header::COMMAND_STATUS.into(), &value)
 }
 
 #[cfg(test)]

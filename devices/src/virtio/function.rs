@@ -4,6 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
+use log::Level;
 use pci::access::{self, Access, Reg};
 use pci::bar::{BarIndex, Bars};
 use pci::emulated::{Emulated, EmulatedError, EmulatedSpec};
@@ -21,6 +22,7 @@ use super::layout::{self, Part};
 use super::signals::Signals;
 use super::window::{Touch, Window};
 use super::worker::Worker;
+use crate::complaints::Complaints;
 
 /// What is particular to one kind of device.
 pub trait Device: Send {
@@ -60,6 +62,7 @@ pub struct VirtioFunction<D: Device> {
     /// Of queue n; `None` while it is not served.
     workers: Vec<Option<Worker>>,
     device: D,
+    complaints: Complaints,
     detached: bool,
 }
 
@@ -100,6 +103,7 @@ impl<D: Device> VirtioFunction<D> {
             workers: sizes.iter().map(|_| None).collect(),
             registers,
             device,
+            complaints: Complaints::default(),
             detached: false,
         })
     }
@@ -175,7 +179,8 @@ impl<D: Device> VirtioFunction<D> {
                     }
                 }
                 Some(Err(error)) => {
-                    log::warn!("cannot serve a virtio queue, so the device gives up: {error}");
+                    let text = format_args!("cannot serve a virtio queue, so the device gives up");
+                    self.complaints.add_error(Level::Warn, text, &error);
                     self.signals.give_up();
                 }
                 None => self.signals.give_up(),

@@ -385,3 +385,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_guest_that_resets_a_broken_device_forever_does_not_fill_the_log() {
+    for (can_reset, lost) in [(false, false), (true, true), (true, false)] {
+        let mut bench = bench(FakeDevice::gpu());
+        {
+            let mut state = bench.device.state();
+            (state.can_reset, state.lost_by_reset, state.reset_fails) = (can_reset, lost, !lost);
+        }
+        for _ in 0..100 {
+            bench.function.reset(ResetKind::Hot);
+        }
+        assert_eq!(bench.function.complaints.made(), Complaints::MOST);
+    }
+}
