@@ -33,10 +33,17 @@ struct Window {
     answer: Answer,
 }
 
+#[derive(Default)]
+struct Windows {
+    by_address: BTreeMap<u64, Window>,
+    /// Nobody answers any more, RAM neither.
+    ended: bool,
+}
+
 /// Guest-physical memory outside RAM's slots, and RAM for those who do not run in the guest.
 pub struct AddressSpace {
     ram: GuestMemoryMmap,
-    windows: RwLock<BTreeMap<u64, Window>>,
+    windows: RwLock<Windows>,
 }
 
 impl AddressSpace {
@@ -48,12 +55,23 @@ impl AddressSpace {
 
     /// Opens a window. The caller keeps windows from overlapping; memory stays mapped until the window is closed.
     pub fn open(&self, at: u64, len: u64, answer: Answer) {
-        self.write_windows().insert(at, Window { len, answer });
+        self.write_windows().by_address.insert(at, Window { len, answer });
     }
 
     /// Closes the window that starts at `at`. No access to its memory is under way when this returns.
     pub fn close(&self, at: u64) {
-        self.write_windows().remove(&at);
+        self.write_windows().by_address.remove(&at);
+    }
+
+    /// Ends every access, by DMA too: none is under way when this returns, and none starts. Lets go of the functions, which
+    /// hold this space through their DMA ports; without it neither would ever be freed.
+    pub fn end(&self) {
+        let mut windows = self.write_windows();
+        windows.ended = true;
+        let functions = std::mem::take(&mut windows.by_address);
+        drop(windows);
+        // Outside the lock: the last holder of a function ends it here.
+        drop(functions);
     }
 
     /// Reads 1 to 8 bytes for a vCPU; all ones where nobody answers or the access straddles a window's end.
@@ -71,7 +89,7 @@ impl AddressSpace {
     fn read_window(&self, at: u64, data: &mut [u8]) -> Option<()> {
         let (function, bar, offset) = {
             let windows = self.read_windows();
-            let (answer, inside) = find(&windows, at, data.len())?;
+            let (answer, inside) = find(&windows.by_address, at, data.len())?;
             match answer {
                 Answer::Memory(pages) => return volatile(*pages, inside, data.len())?.read_slice(data, 0).ok(),
                 Answer::Function { function, bar, offset } => (Arc::clone(function), *bar, offset + inside),
@@ -84,7 +102,7 @@ impl AddressSpace {
     fn write_window(&self, at: u64, data: &[u8]) -> Option<()> {
         let (function, bar, offset) = {
             let windows = self.read_windows();
-            let (answer, inside) = find(&windows, at, data.len())?;
+            let (answer, inside) = find(&windows.by_address, at, data.len())?;
             match answer {
                 Answer::Memory(pages) => return volatile(*pages, inside, data.len())?.write_slice(data, 0).ok(),
                 Answer::Function { function, bar, offset } => (Arc::clone(function), *bar, offset + inside),
@@ -94,11 +112,18 @@ impl AddressSpace {
         Some(())
     }
 
-    fn read_windows(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Window>> {
+    /// An access to RAM by who does not run in the guest; whether it succeeds. The lock keeps it from outliving the machine:
+    /// after a reset the next one has the same RAM.
+    fn with_ram(&self, access: impl FnOnce(&GuestMemoryMmap) -> bool) -> bool {
+        let windows = self.read_windows();
+        !windows.ended && access(&self.ram)
+    }
+
+    fn read_windows(&self) -> RwLockReadGuard<'_, Windows> {
         self.windows.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write_windows(&self) -> RwLockWriteGuard<'_, BTreeMap<u64, Window>> {
+    fn write_windows(&self) -> RwLockWriteGuard<'_, Windows> {
         self.windows.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -161,7 +186,7 @@ impl DmaPort for BusMaster {
             self.check()?;
             let Some(data) = data.get_mut(part) else { break };
             let unreachable = DmaError::Unreachable { at, len: data.len() as u64 };
-            if self.space.ram.read_slice(data, GuestAddress(at)).is_err() {
+            if !self.space.with_ram(|ram| ram.read_slice(data, GuestAddress(at)).is_ok()) {
                 in_eights(at, data.len(), |at, range| self.space.read_window(at, data.get_mut(range)?)).ok_or(unreachable)?;
             }
         }
@@ -173,7 +198,7 @@ impl DmaPort for BusMaster {
             self.check()?;
             let Some(data) = data.get(part) else { break };
             let unreachable = DmaError::Unreachable { at, len: data.len() as u64 };
-            if self.space.ram.write_slice(data, GuestAddress(at)).is_err() {
+            if !self.space.with_ram(|ram| ram.write_slice(data, GuestAddress(at)).is_ok()) {
                 in_eights(at, data.len(), |at, range| self.space.write_window(at, data.get(range)?)).ok_or(unreachable)?;
             }
         }
@@ -193,4 +218,72 @@ fn in_eights(at: u64, len: usize, mut step: impl FnMut(u64, std::ops::Range<usiz
         done += part;
     }
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use devices::stub::{StubFunction, StubInterrupt, StubSpec};
+    use pci::bar::{BarKind, BarSpec};
+    use pci::ids::Ids;
+    use pci::testing::FakeMsi;
+
+    use super::*;
+
+    fn space() -> (Arc<AddressSpace>, BusMaster) {
+        let space = AddressSpace::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap());
+        let dma = BusMaster::new(Arc::clone(&space), Arc::new(AtomicBool::new(true)));
+        (space, dma)
+    }
+
+    #[test]
+    fn dma_crosses_pages_and_stops_at_the_end_of_ram() {
+        let (_space, dma) = space();
+        let sent: Vec<u8> = (0..10_000).map(|n: u32| n.to_le_bytes()[0]).collect();
+        dma.write(0xFF0, &sent).unwrap();
+        let mut back = vec![0; sent.len()];
+        dma.read(0xFF0, &mut back).unwrap();
+        assert!(back == sent);
+        assert!(matches!(dma.write((1 << 20) - 8, &[0; 16]), Err(DmaError::Unreachable { .. })));
+        assert!(matches!(dma.read(u64::MAX - 4, &mut [0; 16]), Err(DmaError::Unreachable { .. })));
+    }
+
+    #[test]
+    fn nothing_reaches_ram_after_the_end_of_the_machine() {
+        let (space, dma) = space();
+        dma.write(0x1000, b"before").unwrap();
+        space.end();
+        assert!(matches!(dma.write(0x1000, b"after!"), Err(DmaError::Unreachable { .. })));
+        assert!(matches!(dma.read(0x1000, &mut [0; 6]), Err(DmaError::Unreachable { .. })));
+        let mut kept = [0; 6];
+        space.ram.read_slice(&mut kept, GuestAddress(0x1000)).unwrap();
+        assert_eq!(&kept, b"before");
+    }
+
+    #[test]
+    fn functions_whose_dma_comes_here_are_freed_with_the_machine() {
+        let (space, dma) = space();
+        let bar = BarSpec { kind: BarKind::Memory32, prefetchable: false, size: 8192 };
+        let spec = StubSpec {
+            ids: Ids::default(),
+            bars: [Some(bar), None, None, None, None, None],
+            link: None,
+            interrupt: StubInterrupt::None,
+            clique: None,
+            clique_any_vendor: false,
+            flr: true,
+            dma: true,
+        };
+        let function: Shared =
+            Arc::new(Mutex::new(StubFunction::new("stub0", &spec, Arc::new(FakeMsi::default()), None, Arc::new(dma)).unwrap()));
+        let kept = Arc::downgrade(&function);
+        space.open(0x1000_0000, 4096, Answer::Function { function, bar: 0, offset: 0 });
+        let mut magic = [0; 4];
+        space.read(0x1000_0000, &mut magic);
+        assert_eq!(&magic, b"BNYN");
+        space.end();
+        drop(space);
+        assert!(kept.upgrade().is_none());
+    }
 }

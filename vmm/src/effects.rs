@@ -135,6 +135,11 @@ impl Mapper {
         }
     }
 
+    /// Closes every window for good, before the functions behind them end. No vCPU runs any more.
+    pub fn close(&self) {
+        self.space.end();
+    }
+
     /// Takes every BAR out of the DMA domain, once no guest runs. Memory slots end with the VM.
     pub fn release_dma(&mut self) {
         let keys: Vec<_> = self.mapped.iter().filter(|(_, mapped)| mapped.dma).map(|(key, _)| *key).collect();

@@ -84,9 +84,11 @@ impl PciBus {
         look(&mut self.lock().mapper)
     }
 
-    /// Ends the life of every endpoint, then its DMA maps. No vCPU runs any more.
+    /// Ends all access to endpoints and by emulated ones, then the life of every endpoint, then its DMA maps. No vCPU runs
+    /// any more.
     pub fn detach(&self) {
         let mut tree = self.lock();
+        tree.mapper.close();
         tree.hierarchy.detach();
         tree.mapper.release_dma();
     }
@@ -125,6 +127,13 @@ impl PciBus {
 
     fn lock(&self) -> MutexGuard<'_, Tree> {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PciBus {
+    /// For machines that fail before they run.
+    fn drop(&mut self) {
+        self.detach();
     }
 }
 
