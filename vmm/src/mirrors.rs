@@ -8,6 +8,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use devices::complaints::Complaints;
+use log::Level;
 use pci::access::{Lanes, Reg};
 use pci::function::FunctionId;
 use pci::mirror::Mirror;
@@ -26,6 +28,8 @@ pub struct Mirrors {
     functions: BTreeMap<u64, FunctionId>,
     in_place: BTreeSet<FunctionId>,
     slots: BTreeMap<u64, (u64, u32)>,
+    /// A guest renumbers buses as often as it likes.
+    complaints: Complaints,
 }
 
 impl Mirrors {
@@ -34,7 +38,13 @@ impl Mirrors {
         let count = functions.len();
         let len = count.max(1).saturating_mul(usize::try_from(PAGE).unwrap_or(usize::MAX));
         let pages = MmapRegion::new(len).map_err(|error| MirrorsError { count, source: io::Error::other(error) })?;
-        Ok(Self { pages: Arc::new(pages), functions, in_place: BTreeSet::new(), slots: BTreeMap::new() })
+        Ok(Self {
+            pages: Arc::new(pages),
+            functions,
+            in_place: BTreeSet::new(),
+            slots: BTreeMap::new(),
+            complaints: Complaints::default(),
+        })
     }
 
     /// The mirror of `function`; `None` if it has no page.
@@ -73,7 +83,10 @@ impl Mirrors {
                 Ok(slot) => {
                     self.slots.insert(at, (len, slot));
                 }
-                Err(error) => log::warn!("{error}: configuration reads at {at:#x} exit"),
+                Err(error) => {
+                    let text = format_args!("configuration reads at {at:#x} exit");
+                    self.complaints.add_error(Level::Warn, text, &error);
+                }
             }
         }
     }
