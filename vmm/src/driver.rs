@@ -1,7 +1,7 @@
 //! The main loop: waits for the guest's end, signals, and characters to pass between the host and the serial line.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -73,6 +73,8 @@ struct Driver {
     signals: Signals,
     consoles: Vec<Arc<Console>>,
     input: Option<Input>,
+    /// Input that cannot be waited for, such as a regular file: it is read whenever the line has room.
+    always_ready: bool,
     pending: Vec<u8>,
     escaped: bool,
     end: Option<End>,
@@ -95,7 +97,16 @@ pub fn run(
 ) -> Result<End, DriverError> {
     let deadline = limit.map(|limit| (limit, Instant::now() + limit));
     let mut manager = EventManager::new().map_err(DriverError::Loop)?;
-    let driver = Driver { ending: Arc::clone(ending), signals, consoles, input, pending: Vec::new(), escaped: false, end: None };
+    let driver = Driver {
+        ending: Arc::clone(ending),
+        signals,
+        consoles,
+        input,
+        always_ready: false,
+        pending: Vec::new(),
+        escaped: false,
+        end: None,
+    };
     let driver = manager.add_subscriber(driver);
     loop {
         let left = deadline.map(|(_, at)| at.saturating_duration_since(Instant::now()).as_millis());
@@ -118,8 +129,8 @@ impl MutEventSubscriber for Driver {
         }
         if let Some(input) = &self.input {
             add(ops, &*input.resume, RESUME, EventSet::IN);
-            // A regular file cannot be waited for; it is read when the line has room.
             if ops.add(Events::with_data(&input.from, INPUT, EventSet::IN)).is_err() {
+                self.always_ready = true;
                 let _ = input.resume.write(1);
             }
         }
@@ -204,18 +215,16 @@ impl Driver {
         self.type_in(&[]);
         let Some(input) = &self.input else { return };
         let _ = input.resume.read();
-        if ops.add(Events::with_data(&input.from, INPUT, EventSet::IN)).is_err() {
-            // Either it is waited for already, or it is a regular file: both are served by a read.
-            self.read(ops);
-            if let Some(input) = self.input.as_ref().filter(|input| is_file(input.from.as_fd()) && input.serial.room() > 0) {
-                let _ = input.resume.write(1);
-            }
+        if !self.always_ready {
+            // It may be waited for already.
+            let _ = ops.add(Events::with_data(&input.from, INPUT, EventSet::IN));
+            return;
+        }
+        self.read(ops);
+        if let Some(input) = self.input.as_ref().filter(|input| input.serial.room() > 0) {
+            let _ = input.resume.write(1);
         }
     }
-}
-
-fn is_file(fd: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstat(fd).is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file())
 }
 
 struct Raw(i32);

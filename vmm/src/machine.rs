@@ -144,6 +144,11 @@ impl Drop for Machine {
     }
 }
 
+/// Looks at what shall run, so that a mistake is told before anything is made.
+pub fn check_payload(config: &VmConfig) -> Result<(), MachineError> {
+    Image::open(config.payload.as_ref().ok_or(MachineError::NothingToRun)?).map(drop)
+}
+
 enum Image {
     Kernel(Box<Kernel>),
     Firmware(Firmware),

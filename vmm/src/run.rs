@@ -24,7 +24,7 @@ use crate::driver::{self, DriverError, End, Input};
 use crate::host::{self, HostError};
 use crate::kvm::{KvmError, Vm};
 use crate::logger;
-use crate::machine::{Machine, MachineError, Parts, Surroundings};
+use crate::machine::{self, Machine, MachineError, Parts, Surroundings};
 use crate::plan::{self, Limits, MachinePlan, MachinePlanError};
 use crate::signals::Signals;
 use crate::spec::{self, Spec, SpecError};
@@ -62,11 +62,12 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     for note in notes(&spec, &plan) {
         log::warn!("{note}");
     }
+    machine::check_payload(config)?;
     let outputs = Outputs::open(config)?;
     let end = outputs.run(vm, config, options, &spec, &plan, &host_cpuid);
     let lost = outputs.close();
     if lost > 0 {
-        log::warn!("{lost} bytes of console output were lost: the reader was too slow");
+        log::warn!("{lost} bytes of console output were lost: nobody took them in time");
     }
     end
 }
@@ -208,9 +209,10 @@ impl Outputs {
         let mut ram: Option<GuestMemoryMmap> = None;
         let mut terminal = None;
         loop {
-            let signals = Signals::handle().map_err(RunError::Event)?;
             let next = vm.take().map_or_else(Vm::new, Ok)?;
             let mut machine = Machine::start(next, &parts, ram.take())?;
+            // Until here a signal ends the process at once, which a start that takes minutes must allow.
+            let signals = Signals::handle().map_err(RunError::Event)?;
             if self.interactive && terminal.is_none() {
                 terminal = RawTerminal::enter().map_err(RunError::Standard)?;
             }

@@ -212,12 +212,7 @@ impl Spec {
                     atomic_completers: 0,
                     hotplug: None,
                 };
-                self.topology.nodes.push(NodeSpec {
-                    name: port.clone(),
-                    on: root.clone(),
-                    place: Place { device: place.device, function: 0 },
-                    kind: NodeKind::Port(spec),
-                });
+                self.topology.nodes.push(NodeSpec { name: port.clone(), on: root.clone(), place, kind: NodeKind::Port(spec) });
                 (port, Place::default())
             };
             self.topology.nodes.push(NodeSpec { name, on, place, kind: NodeKind::Endpoint(endpoint) });

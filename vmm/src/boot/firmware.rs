@@ -1,10 +1,11 @@
 //! A raw firmware image that ends at 4 GiB, where the reset vector is.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+
+use super::file::open_regular;
 
 /// An image of whole pages.
 pub struct Firmware {
@@ -22,7 +23,7 @@ impl Firmware {
     pub fn read(path: &Path) -> Result<Self, FirmwareError> {
         let named = path.to_path_buf();
         let unreadable = |source| FirmwareError::Open { path: named.clone(), source };
-        let file = File::open(path).map_err(unreadable)?;
+        let (file, _) = open_regular(path).map_err(unreadable)?;
         let mut bytes = Vec::new();
         file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(unreadable)?;
         let len = bytes.len() as u64;

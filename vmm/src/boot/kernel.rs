@@ -9,6 +9,7 @@ use arch::x86_64::bzimage::{BzImageError, Placement, SetupHeader};
 use thiserror::Error;
 
 use super::elf::{self, ElfError, Layout};
+use super::file::open_regular;
 
 /// A kernel file, checked as far as possible without guest memory.
 pub struct Kernel {
@@ -41,12 +42,8 @@ impl Kernel {
     pub fn open(path: &Path, address: Option<u64>) -> Result<Self, KernelError> {
         let named = path.to_path_buf();
         let unreadable = |source| KernelError::Open { path: named.clone(), source };
-        let mut file = File::open(path).map_err(unreadable)?;
-        let metadata = file.metadata().map_err(unreadable)?;
-        if !metadata.is_file() {
-            return Err(KernelError::NoFile { path: named });
-        }
-        if metadata.len() == 0 {
+        let (mut file, len) = open_regular(path).map_err(unreadable)?;
+        if len == 0 {
             return Err(KernelError::Empty { path: named });
         }
         let mut head = Vec::new();
@@ -61,7 +58,7 @@ impl Kernel {
         } else if SetupHeader::is_present(&head) {
             let bad = |source| KernelError::BzImage { path: named.clone(), source };
             let header = SetupHeader::parse(&head).map_err(bad)?;
-            let placement = header.place(metadata.len(), address).map_err(bad)?;
+            let placement = header.place(len, address).map_err(bad)?;
             Format::BzImage { header: Box::new(header), placement }
         } else {
             return Err(KernelError::Unknown { path: named, found: describe(&head) });
@@ -111,12 +108,6 @@ pub enum KernelError {
         /// The kernel's reason.
         #[source]
         source: io::Error,
-    },
-    /// A folder or device.
-    #[error("the kernel {} is no regular file", path.display())]
-    NoFile {
-        /// The path.
-        path: PathBuf,
     },
     /// No bytes.
     #[error("the kernel {} is empty", path.display())]

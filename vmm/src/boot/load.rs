@@ -15,6 +15,7 @@ use linux_loader::loader::elf::Elf;
 use thiserror::Error;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use super::file::open_regular;
 use super::kernel::{Format, Kernel};
 
 /// What a direct boot needs beside the kernel.
@@ -78,13 +79,11 @@ pub fn put(memory: &GuestMemoryMmap, at: u64, bytes: &[u8]) -> Result<(), BootEr
 
 fn load_initrd(memory: &GuestMemoryMmap, map: &MemoryMap, kernel: Range, path: &Path, limit: u64) -> Result<Range, BootError> {
     let unreadable = |source| BootError::Initramfs { path: path.to_path_buf(), source };
-    let mut file = File::open(path).map_err(unreadable)?;
-    let size = file.seek(SeekFrom::End(0)).map_err(unreadable)?;
+    let (mut file, size) = open_regular(path).map_err(unreadable)?;
     if size == 0 {
         return Err(BootError::EmptyInitramfs { path: path.to_path_buf() });
     }
-    let at = initrd::place(map, kernel, size, limit)?;
-    file.rewind().map_err(unreadable)?;
+    let at = initrd::place(map, kernel, size, limit).map_err(|source| BootError::Place { path: path.to_path_buf(), source })?;
     copy(memory, &mut file, at, size).map_err(unreadable)?;
     Ok(Range { start: at, end: at + size })
 }
@@ -144,8 +143,14 @@ pub enum BootError {
         path: PathBuf,
     },
     /// The initial RAM disk has no place.
-    #[error(transparent)]
-    Place(#[from] InitrdError),
+    #[error("the initramfs {} has no place", path.display())]
+    Place {
+        /// The file.
+        path: PathBuf,
+        /// The sizes.
+        #[source]
+        source: InitrdError,
+    },
     /// Command line or zero page.
     #[error(transparent)]
     Params(#[from] BootParamsError),

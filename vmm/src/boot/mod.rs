@@ -1,6 +1,7 @@
 //! Puts into guest memory what runs first, and says how the first vCPU enters it.
 
 mod elf;
+mod file;
 mod firmware;
 mod kernel;
 mod load;

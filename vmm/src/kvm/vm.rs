@@ -30,6 +30,9 @@ impl Vm {
             _ => KvmError::Open { source: error.into() },
         })?;
         let version = kvm.get_api_version();
+        if version < 0 {
+            return Err(KvmError::NotKvm);
+        }
         if u32::try_from(version).ok() != Some(KVM_API_VERSION) {
             return Err(KvmError::Version { version, needed: KVM_API_VERSION });
         }
@@ -125,6 +128,9 @@ pub enum KvmError {
         #[source]
         source: io::Error,
     },
+    /// Another device or file at its path.
+    #[error("/dev/kvm is not the KVM device (character device 10:232); remove what covers it, or load the module `kvm` again")]
+    NotKvm,
     /// Not the API that all kernels since 2.6.22 have.
     #[error("/dev/kvm speaks API version {version}, {needed} is needed")]
     Version {
