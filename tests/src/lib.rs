@@ -4,6 +4,7 @@
 //! |---|---|
 //! | which executable is tested? | [`executable`] |
 //! | what did it print, and how did it end? | [`process`] |
+//! | what does a user at a terminal see? | [`terminal`] |
 //! | what did a bare-metal guest find? | [`guest`] |
 //!
 //! Nothing here links with Banyan. Tests that need KVM carry `#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]`: where
@@ -13,6 +14,8 @@
 pub mod executable;
 pub mod guest;
 pub mod process;
+pub mod terminal;
 
 pub use guest::Guest;
 pub use process::{Outcome, Session, banyan, in_shell};
+pub use terminal::Terminal;

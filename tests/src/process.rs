@@ -1,8 +1,10 @@
 //! Starts the executable with a time limit, talks to it, and collects output and exit code.
 
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -79,7 +81,7 @@ impl std::fmt::Display for Outcome {
 pub struct Session {
     command: String,
     child: Child,
-    stdin: Option<ChildStdin>,
+    stdin: Option<File>,
     pipes: Receiver<(Pipe, Vec<u8>)>,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
@@ -105,11 +107,19 @@ impl Session {
     /// Starts any command.
     #[must_use]
     pub fn spawn(mut command: Command, limit: Duration) -> Self {
-        let text = format!("{command:?}");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::with_ends(command, limit, None)
+    }
+
+    /// Starts a command whose standard input and output may have another end than pipes: `terminal`.
+    pub(crate) fn with_ends(mut command: Command, limit: Duration, terminal: Option<(File, File)>) -> Self {
+        let text = format!("{command:?}");
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{text} cannot be started: {error}"));
+        // The command holds the child's ends of what it was given.
+        drop(command);
+        let (input, output) = terminal.unzip();
         let (sender, pipes) = mpsc::channel();
-        if let Some(out) = child.stdout.take() {
+        if let Some(out) = output.or_else(|| child.stdout.take().map(|pipe| File::from(OwnedFd::from(pipe)))) {
             forward(out, Pipe::Out, sender.clone());
         }
         if let Some(err) = child.stderr.take() {
@@ -117,7 +127,7 @@ impl Session {
         }
         Self {
             command: text,
-            stdin: child.stdin.take(),
+            stdin: input.or_else(|| child.stdin.take().map(|pipe| File::from(OwnedFd::from(pipe)))),
             child,
             pipes,
             stdout: Vec::new(),
@@ -162,6 +172,14 @@ impl Session {
     pub fn usage(&self) -> Option<(usize, usize)> {
         let count = |what| Some(std::fs::read_dir(format!("/proc/{}/{what}", self.id())).ok()?.count());
         Some((count("fd")?, count("task")?)).filter(|(descriptors, _)| *descriptors > 0)
+    }
+
+    /// Processor time that the main thread has used.
+    #[must_use]
+    pub fn processor_time(&self) -> Duration {
+        let path = format!("/proc/{0}/task/{0}/schedstat", self.id());
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        Duration::from_nanos(text.split(' ').next().and_then(|count| count.parse().ok()).unwrap_or(u64::MAX))
     }
 
     /// Sends a signal.

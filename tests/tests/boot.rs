@@ -86,8 +86,9 @@ fn case_f5_an_initramfs_of_200_mib_finds_its_place_in_any_size_of_memory() {
             Guest::from_arguments(&["--kernel", &image(kernel), "--memory", memory, "--initramfs", path.to_str().unwrap()])
         };
         boot("initrd.elf").options(&sum).passes();
-        for kernel in ["linux64.elf", "bzImage"] {
-            boot(kernel).passes().expect_output(&[&sum.replace("=0x", " ")]);
+        boot("linux64.elf").passes().expect_output(&[&sum.replace("=0x", " ")]);
+        if memory == "3G" {
+            boot("bzImage").passes().expect_output(&[&sum.replace("=0x", " ")]);
         }
     }
 }

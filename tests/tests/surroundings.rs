@@ -38,6 +38,14 @@ fn a_user_without_access_to_kvm_is_told_which_group_to_join() {
 
 #[test]
 #[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
+fn a_file_that_is_not_kvm_is_told() {
+    let cover = "mount --bind /dev/zero /dev/kvm";
+    let outcome = with_other_mounts(cover, &format!("run --kernel '{}'", image("hello.elf")));
+    outcome.expect_code(1).expect_error(&["/dev/kvm is not the KVM device", "10:232"]);
+}
+
+#[test]
+#[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
 fn a_dry_run_needs_no_kvm() {
     let outcome = with_other_mounts("mount -t tmpfs none /dev", "run --dry-run --device stub,id=gpu0");
     outcome.expect_code(0).expect_output(&["gpu0"]);
