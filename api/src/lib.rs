@@ -8,6 +8,8 @@
 //! | what can be asked of a machine, and what does it answer? | [`command`], [`error`] |
 //! | how does a request reach the thread that runs the machine? | [`channel`] |
 //! | what is known about a machine without asking it? | [`info`] |
+//! | what do the bodies of HTTP requests mean? | [`dialect`] |
+//! | who serves them? | [`http`] |
 //!
 //! Configuration is plain data. Whether a request makes sense for this host and this hierarchy is decided where the
 //! knowledge is: in the planner, the memory map and the devices.
@@ -16,5 +18,7 @@
 pub mod channel;
 pub mod command;
 pub mod config;
+pub mod dialect;
 pub mod error;
+pub mod http;
 pub mod info;

@@ -75,12 +75,21 @@ impl TryFrom<Fields> for DiskConfig {
     type Error = DiskError;
 
     fn try_from(fields: Fields) -> Result<Self, DiskError> {
-        if let Some(serial) = &fields.serial
-            && (serial.is_empty() || serial.len() > 20 || !serial.bytes().all(|byte| byte.is_ascii_graphic()))
-        {
-            return Err(DiskError::Serial { serial: serial.clone() });
+        let Fields { path, id, readonly, serial } = fields;
+        let disk = Self { path, id, readonly, serial, io: DiskIo::default() };
+        disk.check().map(|()| disk)
+    }
+}
+
+impl DiskConfig {
+    /// Whether the device can show what is asked for.
+    pub(crate) fn check(&self) -> Result<(), DiskError> {
+        match &self.serial {
+            Some(serial) if serial.is_empty() || serial.len() > 20 || !serial.bytes().all(|byte| byte.is_ascii_graphic()) => {
+                Err(DiskError::Serial { serial: serial.clone() })
+            }
+            _ => Ok(()),
         }
-        Ok(Self { path: fields.path, id: fields.id, readonly: fields.readonly, serial: fields.serial, io: DiskIo::default() })
     }
 }
 

@@ -1,0 +1,72 @@
+//! Reads a device of the dialect: a function of the host, or with Banyan's key any device.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::json::{Notes, bad, read, refused};
+use super::small::{missing, no_iommu};
+use crate::config::flags::FlagError;
+use crate::config::{CliqueId, DeviceConfig, DeviceError, DeviceKind, VfioConfig};
+use crate::error::ApiError;
+
+#[derive(Deserialize)]
+pub(super) struct DeviceBody {
+    path: Option<PathBuf>,
+    id: Option<String>,
+    iommu: Option<bool>,
+    x_nv_gpudirect_clique: Option<u8>,
+    banyan: Option<String>,
+    #[serde(rename = "pci_segment")]
+    _pci_segment: Option<u16>,
+}
+
+impl DeviceBody {
+    pub(super) fn config(self, what: &str) -> Result<DeviceConfig, ApiError> {
+        no_iommu(what, "iommu", self.iommu)?;
+        let clique = self.x_nv_gpudirect_clique.map(CliqueId::try_from).transpose();
+        let clique = clique.map_err(|error: DeviceError| refused(what, "x_nv_gpudirect_clique", &error.to_string()))?;
+        if let Some(flags) = self.banyan {
+            if self.path.is_some() || self.id.is_some() || clique.is_some() {
+                return Err(refused(what, "banyan", "it describes the whole device; leave out `path`, `id` and the clique"));
+            }
+            return flags.parse().map_err(|error: FlagError| bad(what, &error.to_string()));
+        }
+        let path = self.path.filter(|path| !path.as_os_str().is_empty()).ok_or_else(|| missing(what, "path"))?;
+        Ok(DeviceConfig {
+            id: self.id,
+            on: None,
+            device: None,
+            function: 0,
+            clique,
+            clique_any_vendor: false,
+            kind: DeviceKind::Vfio(VfioConfig { path }),
+        })
+    }
+}
+
+/// The body of vm.add-device.
+pub fn add_device(body: &[u8], notes: &Notes) -> Result<DeviceConfig, ApiError> {
+    const WHAT: &str = "vm.add-device";
+    read::<DeviceBody>(WHAT, body, notes)?.config(WHAT)
+}
+
+/// A body of vm.add-device that means `device`.
+#[must_use]
+pub fn device_body(device: &DeviceConfig) -> Value {
+    json!({ "banyan": device.to_string() })
+}
+
+#[derive(Deserialize)]
+struct UserDeviceBody {
+    id: Option<String>,
+    socket: PathBuf,
+    #[serde(rename = "pci_segment")]
+    _pci_segment: Option<u16>,
+}
+
+/// The body of vm.add-user-device: name and socket.
+pub fn add_user_device(body: &[u8], notes: &Notes) -> Result<(Option<String>, PathBuf), ApiError> {
+    read("vm.add-user-device", body, notes).map(|UserDeviceBody { id, socket, .. }| (id, socket))
+}

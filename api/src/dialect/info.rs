@@ -1,0 +1,186 @@
+//! Writes vm.info: state, configuration and devices.
+//!
+//! One client parses all of the configuration and fails at a missing key; the other reads a few values. A section that is
+//! there has all its keys. A key without a value is left out: null is not taken for every type.
+
+use serde_json::{Map, Value, json};
+
+use super::{disk, net};
+use crate::config::{DeviceConfig, DeviceKind, HugePageSize, OutputConfig, Payload, VmConfig};
+use crate::info::{DeviceInfo, Phase, Progress, VmInfo};
+
+/// What is said of the width of addresses where it was not asked for: the dialect's own default.
+const PHYSICAL_BITS: u8 = 46;
+
+/// The reply to vm.info.
+#[must_use]
+pub fn vm_info(info: &VmInfo) -> Value {
+    let mut reply = json!({
+        "state": state(info.phase),
+        "phase": info.phase.to_string(),
+        "config": config(&info.config),
+        "memory_actual_size": info.memory,
+        "device_tree": info.devices.iter().map(|device| (device.id.clone(), device_node(device))).collect::<Map<_, _>>(),
+    });
+    if let Some(map) = reply.as_object_mut() {
+        disk::put(map, "progress", info.progress.as_ref().map(progress));
+    }
+    reply
+}
+
+/// The dialect knows four states. A machine is `Running` once vm.boot is answered.
+const fn state(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Created | Phase::Starting => "Created",
+        Phase::Running | Phase::Stopping => "Running",
+        Phase::Paused => "Paused",
+        Phase::Stopped => "Shutdown",
+    }
+}
+
+fn progress(progress: &Progress) -> Value {
+    let Progress { step, done, total } = progress;
+    let percent = if *total == 0 { 100 } else { u128::from(*done.min(total)) * 100 / u128::from(*total) };
+    json!({ "step": step.to_string(), "done": done, "total": total, "percent": u64::try_from(percent).unwrap_or(100) })
+}
+
+fn device_node(device: &DeviceInfo) -> Value {
+    let mut node = json!({
+        "id": device.id,
+        "resources": [],
+        "children": [],
+        "kind": device.kind.to_string(),
+        "pci_bdf": device.bdf.to_string(),
+        "pci_path": device.path,
+    });
+    if let Some(map) = node.as_object_mut() {
+        disk::put(map, "host_bdf", device.host.as_deref());
+        disk::put(map, "port", device.port.as_deref());
+        disk::put(map, "clique", device.clique);
+    }
+    node
+}
+
+fn config(config: &VmConfig) -> Value {
+    let mut map = Map::new();
+    let mut put = |key: &str, value: Option<Value>| disk::put(&mut map, key, value);
+    put("cpus", Some(cpus(config)));
+    put("memory", Some(memory(config)));
+    put("payload", config.payload.as_ref().map(payload));
+    put("disks", Some(config.disks.iter().map(disk::write).collect()));
+    put("net", Some(config.nets.iter().map(net::write).collect()));
+    put("devices", Some(config.devices.iter().filter_map(device).collect()));
+    put("fs", Some(config.filesystems.iter().map(filesystem).collect()));
+    put("vsock", config.vsock.as_ref().map(vsock));
+    put("rng", config.rng.as_ref().map(|rng| json!({ "src": rng.source.to_string_lossy(), "pci_segment": 0 })));
+    put("balloon", config.balloon.as_ref().map(balloon));
+    put("serial", Some(output(&config.serial)));
+    put("console", Some(output(&config.console)));
+    put("debug_console", config.debug_console.as_ref().map(output));
+    put("iommu", Some(false.into()));
+    put("watchdog", Some(config.watchdog.into()));
+    put("banyan", Some(config.pcie.to_string().into()));
+    map.into()
+}
+
+fn cpus(config: &VmConfig) -> Value {
+    let mut cpus = json!({
+        "boot_vcpus": config.cpus.count,
+        "max_vcpus": config.growth.max_cpus.unwrap_or(config.cpus.count),
+        "max_phys_bits": config.max_physical_bits.unwrap_or(PHYSICAL_BITS),
+        "kvm_hyperv": false,
+    });
+    let topology = config.cpu_topology.map(|topology| {
+        json!({
+            "threads_per_core": topology.threads_per_core,
+            "cores_per_die": topology.cores_per_die,
+            "dies_per_package": topology.dies_per_package,
+            "packages": topology.packages,
+        })
+    });
+    if let Some(map) = cpus.as_object_mut() {
+        disk::put(map, "topology", topology);
+    }
+    cpus
+}
+
+fn memory(config: &VmConfig) -> Value {
+    let memory = &config.memory;
+    let mut value = json!({
+        "size": memory.size.bytes(),
+        "shared": memory.shared,
+        "hugepages": memory.hugepages.is_some(),
+        "prefault": memory.prefault,
+        "mergeable": false,
+        "hotplug_method": "Acpi",
+        // Zero, too: a client takes a missing key for "cannot grow" and says nothing.
+        "hotplug_size": config.growth.memory.bytes(),
+    });
+    if let Some(map) = value.as_object_mut() {
+        disk::put(map, "hugepage_size", memory.hugepages.map(HugePageSize::size).map(|size| size.bytes()));
+    }
+    value
+}
+
+fn payload(payload: &Payload) -> Value {
+    match payload {
+        Payload::Firmware(path) => json!({ "firmware": path.to_string_lossy() }),
+        Payload::Kernel(kernel) => {
+            let mut value = json!({ "kernel": kernel.path.to_string_lossy(), "cmdline": kernel.cmdline });
+            if let Some(map) = value.as_object_mut() {
+                disk::put(map, "initramfs", kernel.initramfs.as_ref().map(|path| path.to_string_lossy()));
+            }
+            value
+        }
+    }
+}
+
+/// A function of the host; the dialect's list has no others.
+fn device(device: &DeviceConfig) -> Option<Value> {
+    let DeviceKind::Vfio(vfio) = &device.kind else { return None };
+    let mut value = json!({ "path": vfio.path.to_string_lossy(), "pci_segment": 0 });
+    if let Some(map) = value.as_object_mut() {
+        disk::put(map, "id", device.id.as_deref());
+        disk::put(map, "x_nv_gpudirect_clique", device.clique.map(|clique| clique.get()));
+        disk::put(map, "banyan", Some(device.to_string()));
+    }
+    Some(value)
+}
+
+fn filesystem(fs: &crate::config::FsConfig) -> Value {
+    let mut value = json!({
+        "tag": fs.tag,
+        "socket": fs.socket.to_string_lossy(),
+        "num_queues": fs.queues,
+        "queue_size": fs.queue_size,
+        "pci_segment": 0,
+    });
+    if let Some(map) = value.as_object_mut() {
+        disk::put(map, "id", fs.id.as_deref());
+    }
+    value
+}
+
+fn vsock(vsock: &crate::config::VsockConfig) -> Value {
+    let mut value = json!({ "cid": vsock.cid, "socket": vsock.socket.to_string_lossy(), "pci_segment": 0 });
+    if let Some(map) = value.as_object_mut() {
+        disk::put(map, "id", vsock.id.as_deref());
+    }
+    value
+}
+
+fn balloon(balloon: &crate::config::BalloonConfig) -> Value {
+    json!({
+        "size": balloon.size.bytes(),
+        "deflate_on_oom": balloon.deflate_on_oom,
+        "free_page_reporting": balloon.free_page_reporting,
+    })
+}
+
+fn output(output: &OutputConfig) -> Value {
+    match output {
+        OutputConfig::Off => json!({ "mode": "Off" }),
+        OutputConfig::Stdio => json!({ "mode": "Tty" }),
+        OutputConfig::File(path) => json!({ "mode": "File", "file": path.to_string_lossy() }),
+    }
+}

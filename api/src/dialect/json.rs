@@ -1,0 +1,136 @@
+//! Reads bodies leniently, says where they are wrong, and writes JSON that is ASCII.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_json::ser::{Formatter, Serializer};
+
+use crate::error::{ApiError, ErrorKind};
+
+/// Keys that are remembered so that each is logged once.
+const REMEMBERED: usize = 256;
+
+/// What was accepted and had no effect, each logged once in the life of the process.
+#[derive(Debug, Default)]
+pub struct Notes(Mutex<BTreeSet<String>>);
+
+impl Notes {
+    /// Logs that `key` in the body of `what` has no effect.
+    pub fn ignored(&self, what: &str, key: &str) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.len() < REMEMBERED && seen.insert(format!("{what} {key}")) {
+            log::info!("{what}: key `{}` has no effect", key.escape_debug());
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn seen(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+/// Reads the body of `what`.
+pub(super) fn read<T: DeserializeOwned>(what: &str, body: &[u8], notes: &Notes) -> Result<T, ApiError> {
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let mut ignored = |path: serde_ignored::Path<'_>| notes.ignored(what, &path.to_string().replace(".?", ""));
+    let value = serde_ignored::deserialize(&mut reader, &mut ignored).and_then(|value| reader.end().map(|()| value));
+    value.map_err(|error| {
+        let problem = if body.is_empty() { "it is empty".to_owned() } else { error.to_string() };
+        bad(what, &problem)
+    })
+}
+
+/// The body of `what` asks for what cannot be.
+pub(super) fn bad(what: &str, problem: &str) -> ApiError {
+    ApiError::new(ErrorKind::BadRequest, problem).within(format!("{what}: the body is not usable"))
+}
+
+/// A key that is refused.
+pub(super) fn refused(what: &str, key: &str, why: &str) -> ApiError {
+    bad(what, &format!("key `{key}`: {why}"))
+}
+
+/// JSON in which everything beyond ASCII is escaped.
+pub(crate) fn ascii(value: &Value) -> Vec<u8> {
+    let mut text = Vec::with_capacity(512);
+    // Values have string keys and a vector takes every byte.
+    let _ = value.serialize(&mut Serializer::with_formatter(&mut text, Ascii));
+    text
+}
+
+struct Ascii;
+
+impl Formatter for Ascii {
+    fn write_string_fragment<W: io::Write + ?Sized>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        let mut rest = fragment;
+        while let Some(at) = rest.find(|letter: char| !letter.is_ascii()) {
+            let (plain, from) = rest.split_at(at);
+            writer.write_all(plain.as_bytes())?;
+            let mut letters = from.chars();
+            for unit in letters.next().into_iter().flat_map(|letter| letter.encode_utf16(&mut [0; 2]).to_vec()) {
+                write!(writer, "\\u{unit:04x}")?;
+            }
+            rest = letters.as_str();
+        }
+        writer.write_all(rest.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_beyond_ascii_is_escaped_in_keys_and_values() {
+        assert_eq!(ascii(&json!({"\u{e9}": "a\u{1F600}\"\n"})), br#"{"\u00e9":"a\ud83d\ude00\"\n"}"#);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_written_in_ascii_and_reads_back(text in "\\PC*|[\\x00-\\x7f\u{80}-\u{10ffff}]*") {
+            let value = json!({ text.clone(): [text] });
+            let written = ascii(&value);
+            prop_assert!(written.is_ascii());
+            prop_assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), value);
+        }
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Body {
+        #[expect(dead_code, reason = "only its type matters")]
+        id: Option<String>,
+    }
+
+    #[test]
+    fn a_broken_body_is_answered_with_the_position() {
+        for (body, part) in [
+            ("{\"id\":\"a\"", "line 1 column 9"),
+            ("{\n \"id\": 7}", "line 2 column 8"),
+            ("", "it is empty"),
+            ("{} {}", "trailing characters at line 1 column 4"),
+            ("{\"id\":\"a\",\"id\":\"b\"}", "duplicate field `id`"),
+        ] {
+            let error = read::<Body>("vm.test", body.as_bytes(), &Notes::default()).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::BadRequest);
+            assert!(error.chain[0].starts_with("vm.test: ") && error.chain[1].contains(part), "{error}");
+        }
+        assert!(read::<Body>("vm.test", &[0xFF, b'"'], &Notes::default()).is_err());
+        assert!(read::<Body>("vm.test", "[".repeat(100_000).as_bytes(), &Notes::default()).is_err());
+    }
+
+    #[test]
+    fn an_unknown_key_is_noted_once_and_null_is_absent() {
+        let notes = Notes::default();
+        for _ in 0..3 {
+            read::<Body>("vm.test", br#"{"id":null,"x":{"y":1}}"#, &notes).unwrap();
+        }
+        assert_eq!(notes.seen(), ["vm.test x"]);
+    }
+}

@@ -1,0 +1,111 @@
+//! Reads a network interface of the dialect and writes one.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::disk::{RateLimiter, put, queue_size, rate_limit};
+use super::json::{Notes, bad, read, refused};
+use super::small::no_iommu;
+use crate::config::{MacError, NetConfig, RateLimit};
+use crate::error::ApiError;
+
+#[derive(Deserialize)]
+pub(super) struct NetBody {
+    id: Option<String>,
+    mac: Option<String>,
+    tap: Option<String>,
+    num_queues: Option<u16>,
+    queue_size: Option<u16>,
+    mtu: Option<u16>,
+    offload_csum: Option<bool>,
+    offload_tso: Option<bool>,
+    offload_ufo: Option<bool>,
+    rate_limiter_config: Option<RateLimiter>,
+    iommu: Option<bool>,
+    vhost_user: Option<bool>,
+    vhost_socket: Option<String>,
+    // Known and without meaning here: a tap that is passed has its address, and numbers of another process's descriptors
+    // say nothing.
+    #[serde(rename = "ip")]
+    _ip: Option<String>,
+    #[serde(rename = "mask")]
+    _mask: Option<String>,
+    #[serde(rename = "host_mac")]
+    _host_mac: Option<String>,
+    #[serde(rename = "fds")]
+    _fds: Option<Vec<i64>>,
+    #[serde(rename = "vhost_mode")]
+    _vhost_mode: Option<String>,
+    #[serde(rename = "pci_segment")]
+    _pci_segment: Option<u16>,
+}
+
+impl NetBody {
+    pub(super) fn config(self, what: &str) -> Result<NetConfig, ApiError> {
+        no_iommu(what, "iommu", self.iommu)?;
+        if self.vhost_user == Some(true) || self.vhost_socket.is_some() {
+            return Err(refused(what, "vhost_user", "interfaces served by another process are not supported; pass a tap"));
+        }
+        let mac = self.mac.map(|mac| mac.parse()).transpose();
+        let mac = mac.map_err(|error: MacError| refused(what, "mac", &error.to_string()))?;
+        let standard = NetConfig::default();
+        let queues = self.num_queues.unwrap_or(standard.queues);
+        if queues < 2 || !queues.is_multiple_of(2) {
+            return Err(refused(what, "num_queues", &format!("{queues} queues are no pairs; give an even number, 2 or more")));
+        }
+        let size = self.queue_size.unwrap_or(standard.queue_size);
+        queue_size(what, size)?;
+        Ok(NetConfig {
+            id: self.id,
+            mac,
+            tap: self.tap,
+            queues,
+            queue_size: size,
+            mtu: self.mtu,
+            offload_checksum: self.offload_csum.unwrap_or(true),
+            offload_tcp: self.offload_tso.unwrap_or(true),
+            offload_udp: self.offload_ufo.unwrap_or(true),
+            rate_limit: self.rate_limiter_config.map(RateLimit::from).unwrap_or_default(),
+        })
+    }
+}
+
+/// The body of vm.add-net, with which `descriptors` came: one for each pair of queues, or none beside the name of a tap.
+pub fn add_net(body: &[u8], descriptors: usize, notes: &Notes) -> Result<NetConfig, ApiError> {
+    const WHAT: &str = "vm.add-net";
+    let net = read::<NetBody>(WHAT, body, notes)?.config(WHAT)?;
+    let pairs = usize::from(net.queues / 2);
+    match (&net.tap, descriptors) {
+        (Some(tap), 1..) => Err(refused(WHAT, "tap", &format!("{descriptors} descriptors came beside the name {tap}; keep one"))),
+        (None, 0) => Err(bad(WHAT, "no descriptor of a tap came with the request, and no `tap` is named")),
+        (None, _) if descriptors != pairs => {
+            let why = format!("{} queues are {pairs} pairs, but {descriptors} descriptors came", net.queues);
+            Err(refused(WHAT, "num_queues", &why))
+        }
+        _ => Ok(net),
+    }
+}
+
+/// An interface in vm.info.
+pub(super) fn write(net: &NetConfig) -> Value {
+    let mut value = json!({
+        // Clients read both and use neither.
+        "ip": "192.168.249.1",
+        "mask": "255.255.255.0",
+        "mac": net.mac.map_or_else(|| "00:00:00:00:00:00".to_owned(), |mac| mac.to_string()),
+        "num_queues": net.queues,
+        "queue_size": net.queue_size,
+        "vhost_user": false,
+        "offload_csum": net.offload_checksum,
+        "offload_tso": net.offload_tcp,
+        "offload_ufo": net.offload_udp,
+        "pci_segment": 0,
+    });
+    if let Some(map) = value.as_object_mut() {
+        put(map, "id", net.id.as_deref());
+        put(map, "tap", net.tap.as_deref());
+        put(map, "mtu", net.mtu);
+        put(map, "rate_limiter_config", rate_limit(&net.rate_limit));
+    }
+    value
+}

@@ -1,0 +1,64 @@
+//! Writes the replies other than vm.info.
+
+use serde_json::{Map, Value, json};
+
+use super::disk::put;
+use crate::info::{Counters, DeviceInfo, Listing, PortInfo};
+
+/// The reply to vmm.ping: version, process and what it can do.
+#[must_use]
+pub fn ping() -> Value {
+    let version = env!("CARGO_PKG_VERSION");
+    json!({
+        "build_version": format!("banyan v{version}"),
+        "version": version,
+        "pid": std::process::id(),
+        "features": ["kvm"],
+    })
+}
+
+/// The reply to the addition of a device to a machine that runs.
+#[must_use]
+pub fn added(device: &DeviceInfo) -> Value {
+    json!({ "id": device.id, "bdf": device.bdf.to_string(), "pci_path": device.path })
+}
+
+/// The reply to vm.counters.
+#[must_use]
+pub fn counters(counters: &Counters) -> Value {
+    json!(counters)
+}
+
+/// The reply to vm.devices.
+#[must_use]
+pub fn listing(listing: &Listing) -> Value {
+    json!({
+        "devices": listing.devices.iter().map(device).collect::<Vec<_>>(),
+        "ports": listing.ports.iter().map(port).collect::<Vec<_>>(),
+    })
+}
+
+fn device(device: &DeviceInfo) -> Value {
+    let mut map = Map::new();
+    put(&mut map, "id", Some(device.id.as_str()));
+    put(&mut map, "kind", Some(device.kind.to_string()));
+    put(&mut map, "bdf", Some(device.bdf.to_string()));
+    put(&mut map, "pci_path", Some(device.path.as_str()));
+    put(&mut map, "port", device.port.as_deref());
+    put(&mut map, "host_bdf", device.host.as_deref());
+    put(&mut map, "clique", device.clique);
+    put(&mut map, "label", Some(device.label.as_str()));
+    map.into()
+}
+
+fn port(port: &PortInfo) -> Value {
+    json!({
+        "name": port.name,
+        "kind": port.kind,
+        "bdf": port.bdf.to_string(),
+        "hot_plug": port.hot_plug,
+        "devices": port.devices,
+        "memory": port.memory,
+        "prefetchable": port.prefetchable,
+    })
+}

@@ -1,0 +1,108 @@
+//! Reads the bodies that are small: resize, removal, shared folders, socket device.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::json::{Notes, bad, read, refused};
+use crate::command::Resize;
+use crate::config::{FsConfig, VsockConfig};
+use crate::error::ApiError;
+
+#[derive(Deserialize)]
+struct ResizeBody {
+    desired_vcpus: Option<u32>,
+    desired_ram: Option<u64>,
+    desired_balloon: Option<u64>,
+}
+
+/// The body of vm.resize.
+pub fn resize(body: &[u8], notes: &Notes) -> Result<Resize, ApiError> {
+    const WHAT: &str = "vm.resize";
+    let ResizeBody { desired_vcpus, desired_ram: ram, desired_balloon: balloon } = read(WHAT, body, notes)?;
+    let cpus = match desired_vcpus {
+        None => None,
+        Some(count) => match u8::try_from(count) {
+            Ok(count @ 1..) => Some(count),
+            _ => return Err(refused(WHAT, "desired_vcpus", &format!("{count} processors are not possible; 1 to 255 are"))),
+        },
+    };
+    Ok(Resize { cpus, ram, balloon })
+}
+
+#[derive(Deserialize)]
+struct RemoveBody {
+    id: String,
+}
+
+/// The body of vm.remove-device: the device's name.
+pub fn remove_device(body: &[u8], notes: &Notes) -> Result<String, ApiError> {
+    read("vm.remove-device", body, notes).map(|RemoveBody { id }| id)
+}
+
+#[derive(Deserialize)]
+pub(super) struct FsBody {
+    id: Option<String>,
+    tag: String,
+    socket: PathBuf,
+    num_queues: Option<u16>,
+    queue_size: Option<u16>,
+    #[serde(rename = "pci_segment")]
+    _pci_segment: Option<u16>,
+}
+
+impl From<FsBody> for FsConfig {
+    fn from(body: FsBody) -> Self {
+        Self {
+            id: body.id,
+            tag: body.tag,
+            socket: body.socket,
+            queues: body.num_queues.unwrap_or(1),
+            queue_size: body.queue_size.unwrap_or(1024),
+        }
+    }
+}
+
+/// The body of vm.add-fs.
+pub fn add_fs(body: &[u8], notes: &Notes) -> Result<FsConfig, ApiError> {
+    read("vm.add-fs", body, notes).map(FsBody::into)
+}
+
+#[derive(Deserialize)]
+pub(super) struct VsockBody {
+    id: Option<String>,
+    cid: u64,
+    socket: PathBuf,
+    iommu: Option<bool>,
+    #[serde(rename = "pci_segment")]
+    _pci_segment: Option<u16>,
+}
+
+impl VsockBody {
+    pub(super) fn config(self, what: &str) -> Result<VsockConfig, ApiError> {
+        no_iommu(what, "vsock.iommu", self.iommu)?;
+        // 0 to 2 are the hypervisor's, a local one and the host's; the last one stands for any (virtio 1.2, 5.10.4).
+        let cid = u32::try_from(self.cid).ok().filter(|cid| (3..u32::MAX).contains(cid));
+        let cid = cid.ok_or_else(|| refused(what, "cid", &format!("{} is no guest's; 3 to 4294967294 are", self.cid)))?;
+        Ok(VsockConfig { id: self.id, cid, socket: self.socket })
+    }
+}
+
+/// The body of vm.add-vsock.
+pub fn add_vsock(body: &[u8], notes: &Notes) -> Result<VsockConfig, ApiError> {
+    const WHAT: &str = "vm.add-vsock";
+    read::<VsockBody>(WHAT, body, notes)?.config(WHAT)
+}
+
+/// A device that would have to be behind an IOMMU of the guest is refused: without one it would see all of its memory.
+pub(super) fn no_iommu(what: &str, key: &str, wanted: Option<bool>) -> Result<(), ApiError> {
+    if wanted == Some(true) {
+        return Err(refused(what, key, "Banyan has no IOMMU for the guest; turn it off (Kata: `enable_iommu = false`)"));
+    }
+    Ok(())
+}
+
+/// Exactly one of several is there.
+pub(super) fn missing(what: &str, key: &str) -> ApiError {
+    bad(what, &format!("key `{key}` is missing"))
+}

@@ -1,0 +1,134 @@
+//! Turns a request into a command, waits for the core's answer, and turns that into a reply.
+
+use std::os::fd::OwnedFd;
+
+use hyper::Method;
+
+use super::reply::Reply;
+use super::routes::{Endpoint, find};
+use crate::channel::Controller;
+use crate::command::{Added, Answer, Command, Reply as To};
+use crate::config::VmConfig;
+use crate::dialect::{self, Notes};
+use crate::error::{ApiError, ErrorKind};
+use crate::info::Published;
+
+/// What requests are served from. Shared by all connections.
+#[derive(Debug)]
+pub(super) struct Service {
+    pub(super) controller: Controller,
+    pub(super) published: Published,
+    /// What vm.create cannot say.
+    pub(super) base: VmConfig,
+    pub(super) notes: Notes,
+}
+
+/// A request, complete.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) method: Method,
+    pub(super) path: String,
+    pub(super) body: Vec<u8>,
+    pub(super) descriptors: Vec<OwnedFd>,
+}
+
+impl Service {
+    /// Serves one request. Descriptors that nobody took are closed.
+    pub(super) async fn serve(&self, request: Request) -> Reply {
+        match find(&request.method, &request.path) {
+            Ok(endpoint) => self.call(endpoint, &request.body, request.descriptors).await,
+            Err(reply) => reply,
+        }
+    }
+
+    async fn call(&self, endpoint: Endpoint, body: &[u8], descriptors: Vec<OwnedFd>) -> Reply {
+        let notes = &self.notes;
+        let needs_vm = !matches!(endpoint, Endpoint::Ping | Endpoint::VmmShutdown | Endpoint::Create | Endpoint::Unsupported(_));
+        let info = self.published.get();
+        if needs_vm && info.is_none() {
+            return Reply::Error(ApiError::no_vm());
+        }
+        match endpoint {
+            Endpoint::Ping => Reply::Json(dialect::ping()),
+            Endpoint::Info => info.map_or_else(|| Reply::Error(ApiError::no_vm()), |info| Reply::Json(dialect::vm_info(&info))),
+            Endpoint::Unsupported(name) => Reply::Error(ApiError::unsupported(name)),
+            Endpoint::Create => match dialect::create(body, &self.base, notes) {
+                Ok(config) => self.ask(|reply| Command::Create { config: Box::new(config), reply }).await.into(),
+                Err(error) => Reply::Error(error),
+            },
+            Endpoint::Delete => self.ask(|reply| Command::Delete { reply }).await.into(),
+            Endpoint::Boot => self.ask(|reply| Command::Boot { reply }).await.into(),
+            Endpoint::Shutdown => self.ask(|reply| Command::Shutdown { reply }).await.into(),
+            Endpoint::Reboot => self.ask(|reply| Command::Reboot { reply }).await.into(),
+            Endpoint::PowerButton => self.ask(|reply| Command::PowerButton { reply }).await.into(),
+            Endpoint::Pause => self.ask(|reply| Command::Pause { reply }).await.into(),
+            Endpoint::Resume => self.ask(|reply| Command::Resume { reply }).await.into(),
+            Endpoint::VmmShutdown => self.ask(|reply| Command::VmmShutdown { reply }).await.into(),
+            Endpoint::Counters => self.ask(|reply| Command::Counters { reply }).await.map(|all| dialect::counters(&all)).into(),
+            Endpoint::Devices => {
+                self.ask(|reply| Command::ListDevices { reply }).await.map(|listing| dialect::listing(&listing)).into()
+            }
+            Endpoint::Resize => match dialect::resize(body, notes) {
+                Ok(to) => self.ask(|reply| Command::Resize { to, reply }).await.into(),
+                Err(error) => Reply::Error(error),
+            },
+            Endpoint::RemoveDevice => match dialect::remove_device(body, notes) {
+                Ok(id) => self.ask(|reply| Command::RemoveDevice { id, reply }).await.into(),
+                Err(error) => Reply::Error(error),
+            },
+            Endpoint::AddDevice
+            | Endpoint::AddDisk
+            | Endpoint::AddNet
+            | Endpoint::AddFs
+            | Endpoint::AddVsock
+            | Endpoint::AddUserDevice => match self.addition(endpoint, body, descriptors) {
+                Ok((command, answer)) => {
+                    self.controller.send(command);
+                    added(answer.await)
+                }
+                Err(error) => Reply::Error(error),
+            },
+        }
+    }
+
+    /// The command that adds what `body` describes.
+    fn addition(&self, endpoint: Endpoint, body: &[u8], descriptors: Vec<OwnedFd>) -> Result<(Command, Answer<Added>), ApiError> {
+        let notes = &self.notes;
+        let (reply, answer) = To::new();
+        let command = match endpoint {
+            Endpoint::AddDisk => Command::AddDisk { config: Box::new(dialect::add_disk(body, notes)?), reply },
+            Endpoint::AddFs => Command::AddFs { config: Box::new(dialect::add_fs(body, notes)?), reply },
+            Endpoint::AddVsock => Command::AddVsock { config: Box::new(dialect::add_vsock(body, notes)?), reply },
+            Endpoint::AddNet => {
+                let config = Box::new(dialect::add_net(body, descriptors.len(), notes)?);
+                Command::AddNet { config, taps: descriptors, reply }
+            }
+            Endpoint::AddUserDevice => {
+                let (id, socket) = dialect::add_user_device(body, notes)?;
+                Command::AddUserDevice { id, socket, reply }
+            }
+            _ => Command::AddDevice { config: Box::new(dialect::add_device(body, notes)?), reply },
+        };
+        Ok((command, answer))
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(To<T>) -> Command) -> Result<T, ApiError> {
+        let (reply, answer) = To::new();
+        self.controller.send(command(reply));
+        answer.await
+    }
+}
+
+fn added(answer: Result<Added, ApiError>) -> Reply {
+    match answer {
+        Ok(Some(device)) => Reply::Json(dialect::added(&device)),
+        Ok(None) => Reply::Done,
+        Err(error) => Reply::Error(error),
+    }
+}
+
+/// More descriptors than a request may bring.
+pub(super) fn too_many_descriptors(most: usize) -> Reply {
+    let what = format!("more than {most} descriptors came with one request");
+    Reply::Error(ApiError::new(ErrorKind::BadRequest, what))
+}

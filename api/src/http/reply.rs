@@ -1,0 +1,82 @@
+//! Writes replies in the form that every known client reads.
+//!
+//! The status line ends after the code and one space: a client takes all that follows the version for a number. Header names
+//! are spelled `Content-Length`: a client searches for these letters. A 204 has no length. JSON is ASCII: a client decodes it
+//! piece by piece and cuts through longer characters.
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::ext::ReasonPhrase;
+use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, SERVER};
+use hyper::{Response, StatusCode};
+use serde_json::Value;
+
+use crate::dialect::json;
+use crate::error::ApiError;
+
+/// A reply, before it is written.
+#[derive(Debug, PartialEq)]
+pub(super) enum Reply {
+    /// Done, nothing to say.
+    Done,
+    /// Done, with a body.
+    Json(Value),
+    /// Not done.
+    Error(ApiError),
+    /// No such path.
+    NoPath(String),
+    /// A path that is called with another verb.
+    WrongVerb {
+        /// The right one.
+        allow: &'static str,
+        /// What was called.
+        path: &'static str,
+    },
+}
+
+impl Reply {
+    /// In HTTP; `close` if no more requests of the connection are read.
+    pub(super) fn response(self, close: bool) -> Response<Full<Bytes>> {
+        let (status, body, allow) = match self {
+            Self::Done => (204, None, None),
+            Self::Json(value) => (200, Some(value), None),
+            Self::Error(error) => (error.kind.status(), Some(error.chain.into()), None),
+            Self::NoPath(path) => (404, Some(vec![format!("there is no {path}")].into()), None),
+            Self::WrongVerb { allow, path } => (405, Some(vec![format!("{path} is called with {allow}")].into()), Some(allow)),
+        };
+        let body: Option<Value> = body;
+        let has_body = body.is_some();
+        let bytes = body.map_or_else(Bytes::new, |value| json::ascii(&value).into());
+        let mut response = Response::new(Full::new(bytes));
+        *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        response.extensions_mut().insert(ReasonPhrase::from_static(b""));
+        let headers = response.headers_mut();
+        headers.insert(SERVER, HeaderValue::from_static("Banyan"));
+        headers.insert(CONNECTION, HeaderValue::from_static(if close { "close" } else { "keep-alive" }));
+        if has_body {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        if let Some(allow) = allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        response
+    }
+}
+
+impl<T: Into<Reply>> From<Result<T, ApiError>> for Reply {
+    fn from(result: Result<T, ApiError>) -> Self {
+        result.map_or_else(Self::Error, Into::into)
+    }
+}
+
+impl From<()> for Reply {
+    fn from((): ()) -> Self {
+        Self::Done
+    }
+}
+
+impl From<Value> for Reply {
+    fn from(value: Value) -> Self {
+        Self::Json(value)
+    }
+}

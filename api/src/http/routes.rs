@@ -1,0 +1,110 @@
+//! Decides which endpoint a request is for.
+
+use hyper::Method;
+
+use super::reply::Reply;
+
+/// What can be called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Endpoint {
+    Ping,
+    VmmShutdown,
+    Create,
+    Delete,
+    Boot,
+    Shutdown,
+    Reboot,
+    PowerButton,
+    Pause,
+    Resume,
+    Info,
+    Counters,
+    Devices,
+    Resize,
+    AddDevice,
+    AddDisk,
+    AddNet,
+    AddFs,
+    AddVsock,
+    AddUserDevice,
+    RemoveDevice,
+    /// Part of the dialect; Banyan cannot do it.
+    Unsupported(&'static str),
+}
+
+const PREFIX: &str = "/api/v1/";
+
+/// Name after the prefix, verb, endpoint.
+const TABLE: &[(&str, Method, Endpoint)] = &[
+    ("vmm.ping", Method::GET, Endpoint::Ping),
+    ("vmm.shutdown", Method::PUT, Endpoint::VmmShutdown),
+    ("vm.create", Method::PUT, Endpoint::Create),
+    ("vm.delete", Method::PUT, Endpoint::Delete),
+    ("vm.boot", Method::PUT, Endpoint::Boot),
+    ("vm.shutdown", Method::PUT, Endpoint::Shutdown),
+    ("vm.reboot", Method::PUT, Endpoint::Reboot),
+    ("vm.power-button", Method::PUT, Endpoint::PowerButton),
+    ("vm.pause", Method::PUT, Endpoint::Pause),
+    ("vm.resume", Method::PUT, Endpoint::Resume),
+    ("vm.info", Method::GET, Endpoint::Info),
+    ("vm.counters", Method::GET, Endpoint::Counters),
+    ("vm.devices", Method::GET, Endpoint::Devices),
+    ("vm.resize", Method::PUT, Endpoint::Resize),
+    ("vm.add-device", Method::PUT, Endpoint::AddDevice),
+    ("vm.add-disk", Method::PUT, Endpoint::AddDisk),
+    ("vm.add-net", Method::PUT, Endpoint::AddNet),
+    ("vm.add-fs", Method::PUT, Endpoint::AddFs),
+    ("vm.add-vsock", Method::PUT, Endpoint::AddVsock),
+    ("vm.add-user-device", Method::PUT, Endpoint::AddUserDevice),
+    ("vm.remove-device", Method::PUT, Endpoint::RemoveDevice),
+    ("vm.snapshot", Method::PUT, Endpoint::Unsupported("vm.snapshot")),
+    ("vm.restore", Method::PUT, Endpoint::Unsupported("vm.restore")),
+    ("vm.coredump", Method::PUT, Endpoint::Unsupported("vm.coredump")),
+    ("vm.add-pmem", Method::PUT, Endpoint::Unsupported("vm.add-pmem")),
+    ("vm.add-vdpa", Method::PUT, Endpoint::Unsupported("vm.add-vdpa")),
+    ("vm.resize-disk", Method::PUT, Endpoint::Unsupported("vm.resize-disk")),
+    ("vm.resize-zone", Method::PUT, Endpoint::Unsupported("vm.resize-zone")),
+    ("vm.send-migration", Method::PUT, Endpoint::Unsupported("vm.send-migration")),
+    ("vm.receive-migration", Method::PUT, Endpoint::Unsupported("vm.receive-migration")),
+    ("vmm.nmi", Method::PUT, Endpoint::Unsupported("vmm.nmi")),
+];
+
+/// The endpoint, or what to answer instead.
+pub(super) fn find(method: &Method, path: &str) -> Result<Endpoint, Reply> {
+    let name = path.strip_prefix(PREFIX);
+    let Some((path, verb, endpoint)) = TABLE.iter().find(|(known, ..)| name == Some(known)) else {
+        return Err(Reply::NoPath(path.to_owned()));
+    };
+    if verb != method {
+        let allow = if *verb == Method::GET { "GET" } else { "PUT" };
+        return Err(Reply::WrongVerb { allow, path });
+    }
+    Ok(*endpoint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_known_by_its_whole_name_under_the_prefix() {
+        assert_eq!(find(&Method::GET, "/api/v1/vmm.ping"), Ok(Endpoint::Ping));
+        for path in
+            ["/", "", "*", "/api/v1/", "/api/v1", "/vmm.ping", "/api/v2/vmm.ping", "/api/v1/vmm.ping/", "/api/v1/vm.Create"]
+        {
+            assert!(matches!(find(&Method::GET, path), Err(Reply::NoPath(_))), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_verb_is_answered_with_the_right_one() {
+        for (name, verb, endpoint) in TABLE {
+            let path = format!("{PREFIX}{name}");
+            assert_eq!(find(verb, &path), Ok(*endpoint));
+            for wrong in [Method::POST, Method::HEAD, Method::DELETE, Method::OPTIONS] {
+                let reply = find(&wrong, &path);
+                assert!(matches!(reply, Err(Reply::WrongVerb { allow, .. }) if allow == verb.as_str()), "{wrong} {path}");
+            }
+        }
+    }
+}

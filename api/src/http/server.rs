@@ -1,0 +1,328 @@
+//! Decides which connections are served, for how long, and how they end.
+
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Body, Bytes, Incoming as IncomingBody};
+use hyper::header::CONNECTION;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Response, Version};
+use thiserror::Error;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::LocalSet;
+use tokio::time::{sleep, timeout};
+
+use super::handle::{Request, Service, too_many_descriptors};
+use super::reply::Reply;
+use super::socket::{ListenError, Listening};
+use super::transport::{Incoming, MAX_DESCRIPTORS, Transport};
+use crate::channel::Controller;
+use crate::config::VmConfig;
+use crate::dialect::Notes;
+use crate::error::{ApiError, ErrorKind};
+use crate::info::Published;
+
+/// What a client may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of a request's body.
+    pub body: usize,
+    /// Time from a request's first byte to its last. Between requests there is no limit.
+    pub unfinished: Duration,
+    /// Connections. Beyond that, those that never said a word make way; if there are none, new ones wait.
+    pub connections: usize,
+}
+
+impl Default for Limits {
+    /// 4 MiB, 30 s, 256 connections.
+    fn default() -> Self {
+        Self { body: 4 << 20, unfinished: Duration::from_secs(30), connections: 256 }
+    }
+}
+
+/// Bytes of a request's head.
+const HEAD: usize = 16 << 10;
+
+/// How long accepting rests when the process has no descriptors left.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The thread that serves the API. Dropped without [`Server::close`] it ends without a wait for replies under way.
+#[derive(Debug)]
+pub struct Server {
+    path: PathBuf,
+    close: Option<oneshot::Sender<Duration>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens at `path` and serves from `published` and by way of `controller`. `base` is what vm.create cannot say.
+    /// When it returns, clients can connect.
+    pub fn start(
+        path: &Path,
+        controller: Controller,
+        published: Published,
+        base: VmConfig,
+        limits: Limits,
+    ) -> Result<Self, ServeError> {
+        let listening = Listening::at(path)?;
+        let service = Service { controller, published, base, notes: Notes::default() };
+        let (close, closed) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+        let runtime = runtime.map_err(ServeError::Start)?;
+        let listener = {
+            let _context = runtime.enter();
+            listening.listener().and_then(UnixListener::from_std).map_err(ServeError::Start)?
+        };
+        let run = move || {
+            let serving = Serving::new(service, limits);
+            let local = LocalSet::new();
+            local.block_on(&runtime, serving.run(listener, closed));
+            // Removes the file, after the last client has its reply.
+            drop(listening);
+        };
+        let thread = thread::Builder::new().name("api".to_owned()).spawn(run).map_err(ServeError::Start)?;
+        Ok(Self { path: path.to_owned(), close: Some(close), thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Ends: accepts no more connections, sends the replies to all that was asked, closes the connections and removes the
+    /// socket. Waits for clients that do not read for `at_most`. Drop the [`crate::channel::Inbox`] and the replies that are
+    /// still open first: that answers them.
+    pub fn close(mut self, at_most: Duration) {
+        self.end(at_most);
+    }
+
+    fn end(&mut self, at_most: Duration) {
+        if let Some(close) = self.close.take() {
+            let _ = close.send(at_most);
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the API's thread failed");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end(Duration::ZERO);
+    }
+}
+
+struct Serving {
+    service: Service,
+    limits: Limits,
+    closing: Cell<bool>,
+    /// Woken when a connection ends, and for every one when the server does.
+    changed: Notify,
+    connections: RefCell<Vec<Rc<Connection>>>,
+}
+
+struct Connection {
+    incoming: Rc<Incoming>,
+    /// It is to end: at once, or after the reply under way.
+    end: Notify,
+    leave: Cell<Leave>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leave {
+    No,
+    AfterReply,
+    Now,
+}
+
+impl Connection {
+    fn leave(&self, how: Leave) {
+        self.leave.set(how);
+        self.end.notify_one();
+    }
+}
+
+impl Serving {
+    fn new(service: Service, limits: Limits) -> Rc<Self> {
+        Rc::new(Self { service, limits, closing: Cell::new(false), changed: Notify::new(), connections: RefCell::default() })
+    }
+
+    async fn run(self: Rc<Self>, listener: UnixListener, mut closed: oneshot::Receiver<Duration>) {
+        let at_most = {
+            let mut accepting = pin!(self.clone().accept(listener));
+            poll_fn(|context| {
+                if let Poll::Ready(at_most) = std::pin::Pin::new(&mut closed).poll(context) {
+                    return Poll::Ready(at_most.unwrap_or_default());
+                }
+                accepting.as_mut().poll(context).map(|never| match never {})
+            })
+            .await
+        };
+        self.closing.set(true);
+        for connection in self.connections.borrow().iter() {
+            connection.leave(Leave::AfterReply);
+        }
+        let all_gone = async {
+            while !self.connections.borrow().is_empty() {
+                self.changed.notified().await;
+            }
+        };
+        if timeout(at_most, all_gone).await.is_err() {
+            log::warn!("a client of the API did not read its reply");
+        }
+    }
+
+    async fn accept(self: Rc<Self>, listener: UnixListener) -> Infallible {
+        loop {
+            while self.connections.borrow().len() >= self.limits.connections {
+                self.make_room();
+                self.changed.notified().await;
+            }
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let connection = Rc::new(Connection {
+                        incoming: Incoming::new(self.limits.unfinished),
+                        end: Notify::new(),
+                        leave: Cell::new(Leave::No),
+                    });
+                    self.connections.borrow_mut().push(connection.clone());
+                    tokio::task::spawn_local(self.clone().serve(stream, connection));
+                }
+                Err(error) => {
+                    log::warn!("the API cannot accept a connection: {error}");
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Ends the oldest connection that never said a word, if there is one.
+    fn make_room(&self) {
+        let connections = self.connections.borrow();
+        if let Some(silent) = connections.iter().find(|connection| !connection.incoming.spoke()) {
+            silent.leave(Leave::Now);
+        }
+    }
+
+    async fn serve(self: Rc<Self>, stream: UnixStream, connection: Rc<Connection>) {
+        let transport = Transport::new(stream, connection.incoming.clone());
+        let answer = service_fn(|request| {
+            let (serving, incoming) = (self.clone(), connection.incoming.clone());
+            async move { Ok::<_, Infallible>(serving.answer(request, &incoming).await) }
+        });
+        {
+            let http = http1::Builder::new()
+                .title_case_headers(true)
+                .auto_date_header(false)
+                .keep_alive(true)
+                .max_buf_size(HEAD)
+                .serve_connection(transport, answer);
+            let mut http = pin!(http);
+            let mut leaving = pin!(connection.end.notified());
+            let mut told = false;
+            let done = poll_fn(|context| {
+                if !told && leaving.as_mut().poll(context).is_ready() {
+                    told = true;
+                    if connection.leave.get() == Leave::Now {
+                        return Poll::Ready(Ok(()));
+                    }
+                    http.as_mut().graceful_shutdown();
+                }
+                http.as_mut().poll(context)
+            });
+            if let Err(error) = done.await {
+                log::debug!("a connection to the API ends: {error}");
+            }
+        }
+        self.connections.borrow_mut().retain(|other| !Rc::ptr_eq(other, &connection));
+        self.changed.notify_one();
+    }
+
+    async fn answer(&self, request: hyper::Request<IncomingBody>, incoming: &Incoming) -> Response<Full<Bytes>> {
+        incoming.begun();
+        let (head, body) = request.into_parts();
+        let mut close = wants_close(&head);
+        let reply = match self.read(body, incoming).await {
+            Ok((body, descriptors)) => {
+                let request = Request { method: head.method, path: head.uri.path().to_owned(), body, descriptors };
+                self.service.serve(request).await
+            }
+            Err(refusal) => {
+                close |= refusal.close;
+                refusal.reply
+            }
+        };
+        incoming.answered();
+        reply.response(close || self.closing.get())
+    }
+
+    /// The whole body, with its descriptors.
+    async fn read(&self, body: IncomingBody, incoming: &Incoming) -> Result<(Vec<u8>, Vec<OwnedFd>), Refusal> {
+        let most = self.limits.body;
+        let too_long = || Refusal::closing(format!("the body is longer than {most} bytes"));
+        if body.size_hint().lower() > most.try_into().unwrap_or(u64::MAX) {
+            incoming.complete();
+            return Err(too_long());
+        }
+        let collected = Limited::new(body, most).collect().await;
+        let descriptors = incoming.complete();
+        match (collected, descriptors) {
+            (Ok(body), Some(descriptors)) => Ok((body.to_bytes().into(), descriptors)),
+            (Ok(_), None) => Err(Refusal { reply: too_many_descriptors(MAX_DESCRIPTORS), close: false }),
+            (Err(error), _) if error.is::<http_body_util::LengthLimitError>() => Err(too_long()),
+            (Err(_), _) => {
+                let limit = self.limits.unfinished.as_secs_f32();
+                Err(Refusal::closing(format!("the body is broken off, or was not complete within {limit} s")))
+            }
+        }
+    }
+}
+
+struct Refusal {
+    reply: Reply,
+    close: bool,
+}
+
+impl Refusal {
+    fn closing(what: String) -> Self {
+        Self { reply: Reply::Error(ApiError::new(ErrorKind::BadRequest, what)), close: true }
+    }
+}
+
+/// Whether the client does not go on with this connection (RFC 9112, 9.3).
+fn wants_close(head: &hyper::http::request::Parts) -> bool {
+    let mut options =
+        head.headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+    let has = |option: &str, wanted: &str| option.trim().eq_ignore_ascii_case(wanted);
+    if head.version == Version::HTTP_10 {
+        !options.any(|option| has(option, "keep-alive"))
+    } else {
+        options.any(|option| has(option, "close"))
+    }
+}
+
+/// An API that cannot be served.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// Not at this path.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Thread or event queue.
+    #[error("cannot start the thread that serves the API")]
+    Start(#[source] io::Error),
+}

@@ -1,0 +1,186 @@
+//! Reads a connection's bytes, and with them the descriptors that a client passes (`SCM_RIGHTS`, unix(7)) and the time that
+//! a request takes.
+//!
+//! A client may pass descriptors with any byte of a request: with all of it in one message, or with the first of several.
+//! They are kept until the request is complete; what nobody takes is closed. A request that has begun must be complete within
+//! a limit. Between requests a connection may be silent for ever.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use hyper::rt::{Read, ReadBufCursor, Write};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::time::{Duration, Instant, Sleep, sleep_until};
+
+/// Descriptors that a request may bring.
+pub(super) const MAX_DESCRIPTORS: usize = 64;
+
+/// Bytes that are read at a time.
+const CHUNK: usize = 8192;
+
+/// What a connection's transport and the handler of its requests share.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    descriptors: RefCell<Vec<OwnedFd>>,
+    too_many: Cell<bool>,
+    phase: Cell<Phase>,
+    limit: Duration,
+    spoke: Cell<bool>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Nothing of a request has come.
+    Between,
+    /// Some of it has come, and all of it must by then.
+    Unfinished(Instant),
+    /// All of it has come.
+    Complete,
+}
+
+impl Incoming {
+    /// A connection whose requests may take `limit` each.
+    pub(super) fn new(limit: Duration) -> Rc<Self> {
+        Rc::new(Self {
+            descriptors: RefCell::default(),
+            too_many: Cell::new(false),
+            phase: Cell::new(Phase::Between),
+            limit,
+            spoke: Cell::new(false),
+        })
+    }
+
+    /// Whether the client has sent anything since it connected.
+    pub(super) fn spoke(&self) -> bool {
+        self.spoke.get()
+    }
+
+    /// Some bytes of a request are there.
+    pub(super) fn begun(&self) {
+        self.spoke.set(true);
+        if self.phase.get() == Phase::Between {
+            self.phase.set(Phase::Unfinished(Instant::now() + self.limit));
+        }
+    }
+
+    /// All of it is there. Returns its descriptors, or `None` if there were more than [`MAX_DESCRIPTORS`].
+    pub(super) fn complete(&self) -> Option<Vec<OwnedFd>> {
+        self.phase.set(Phase::Complete);
+        let descriptors = self.descriptors.take();
+        (!self.too_many.replace(false)).then_some(descriptors)
+    }
+
+    /// It is answered.
+    pub(super) fn answered(&self) {
+        self.phase.set(Phase::Between);
+    }
+
+    fn keep(&self, descriptors: impl Iterator<Item = OwnedFd>) {
+        let mut kept = self.descriptors.borrow_mut();
+        for descriptor in descriptors {
+            if kept.len() < MAX_DESCRIPTORS {
+                kept.push(descriptor);
+            } else {
+                self.too_many.set(true);
+            }
+        }
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Transport {
+    stream: UnixStream,
+    incoming: Rc<Incoming>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Transport {
+    pub(super) fn new(stream: UnixStream, incoming: Rc<Incoming>) -> Self {
+        Self { stream, incoming, timer: None }
+    }
+
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(&self.stream, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.incoming.keep(descriptors);
+            }
+        }
+        if got.flags.contains(ReturnFlags::CTRUNC) {
+            self.incoming.too_many.set(true);
+        }
+        Ok(got.bytes)
+    }
+
+    /// Ready when the request under way has taken too long.
+    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Phase::Unfinished(until) = self.incoming.phase.get() else { return Poll::Pending };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+        if timer.deadline() != until {
+            timer.as_mut().reset(until);
+        }
+        timer.as_mut().poll(context)
+    }
+}
+
+impl Read for Transport {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, mut into: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let mut buffer = [0; CHUNK];
+        let room = into.remaining().min(CHUNK);
+        let Some(buffer) = buffer.get_mut(..room) else { return Poll::Ready(Ok(())) };
+        loop {
+            if this.poll_late(context).is_ready() {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            match this.stream.poll_read_ready(context) {
+                Poll::Ready(ready) => ready?,
+                Poll::Pending => return Poll::Pending,
+            }
+            match this.stream.try_io(Interest::READABLE, || this.receive(buffer)) {
+                Ok(count) => {
+                    if count > 0 {
+                        this.incoming.begun();
+                    }
+                    into.put_slice(buffer.get(..count).unwrap_or_default());
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl Write for Transport {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        loop {
+            ready!(this.stream.poll_write_ready(context))?;
+            match this.stream.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let how = rustix::net::Shutdown::Write;
+        Poll::Ready(rustix::net::shutdown(&self.get_mut().stream, how).map_err(io::Error::from))
+    }
+}

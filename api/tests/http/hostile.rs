@@ -1,0 +1,275 @@
+//! Bytes that no client should send: none of them reaches the core, keeps a descriptor, or stops the server.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use api::http::Limits;
+use proptest::prelude::*;
+
+use crate::core::{Knobs, MACHINE, Vmm};
+
+/// Whether the server still serves others.
+fn alive(vmm: &Vmm) {
+    assert_eq!(vmm.connect().status("GET", "vmm.ping", ""), 200);
+}
+
+fn send_raw(vmm: &Vmm, request: &[u8]) -> Option<u16> {
+    let mut client = vmm.connect();
+    client.try_send(request);
+    client.receive().map(|got| got.status())
+}
+
+#[test]
+fn a_length_that_makes_no_sense_is_refused() {
+    let vmm = Vmm::start();
+    for length in ["-1", "+5", "5x", "18446744073709551616", "99999999999999999999999", "0x10", "5, 6", "", " "] {
+        let request = format!("PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: {length}\r\n\r\n12345");
+        assert_eq!(send_raw(&vmm, request.as_bytes()), Some(400), "length {length:?}");
+    }
+    let twice = "PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}";
+    assert_eq!(send_raw(&vmm, twice.as_bytes()), Some(400));
+    alive(&vmm);
+    assert!(vmm.seen.lock().unwrap().commands.is_empty());
+}
+
+#[test]
+fn a_body_is_taken_up_to_its_limit() {
+    let limits = Limits { body: 100_000, ..Limits::default() };
+    let vmm = Vmm::with(Knobs { limits, ..Knobs::default() });
+    let padded = |length: usize| format!("{MACHINE}{}", " ".repeat(length - MACHINE.len()));
+    let mut client = vmm.connect();
+    assert_eq!(client.status("PUT", "vm.create", &padded(100_000)), 204);
+    for length in [100_001_u64, 100 << 20, u64::MAX - 2] {
+        let mut client = vmm.connect();
+        client.send(format!("PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: {length}\r\n\r\n").as_bytes());
+        let got = client.receive().unwrap();
+        assert_eq!((got.status(), got.header("Connection")), (400, Some("close")), "{length}");
+        assert!(got.json()[0].as_str().unwrap().contains("longer than 100000 bytes"));
+        assert!(client.is_closed());
+    }
+    let chunk = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
+    let chunks = format!("PUT /api/v1/vm.create HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n{}", chunk.repeat(3));
+    assert_eq!(send_raw(&vmm, chunks.as_bytes()), Some(400));
+    alive(&vmm);
+}
+
+#[test]
+fn four_mebibytes_are_read_by_default() {
+    let vmm = Vmm::start();
+    let body = format!("{MACHINE}{}", " ".repeat((4 << 20) - MACHINE.len()));
+    assert_eq!(vmm.connect().status("PUT", "vm.create", &body), 204);
+}
+
+#[test]
+fn a_head_without_end_is_refused() {
+    let vmm = Vmm::start();
+    for head in [
+        format!("GET /api/v1/{} HTTP/1.1\r\n\r\n", "x".repeat(100_000)),
+        format!("GET /api/v1/vmm.ping HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(100_000)),
+        format!("GET /api/v1/vmm.ping HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(2_000)),
+    ] {
+        let status = send_raw(&vmm, head.as_bytes()).unwrap();
+        assert!((400..500).contains(&status), "{status}");
+    }
+    alive(&vmm);
+}
+
+#[test]
+fn case_e6_bad_json_is_answered_with_its_position_and_the_connection_goes_on() {
+    let vmm = Vmm::start();
+    let mut client = vmm.connect();
+    assert_eq!(client.status("PUT", "vm.create", MACHINE), 204);
+    assert_eq!(client.status("PUT", "vm.boot", ""), 204);
+    for name in
+        ["create", "resize", "add-device", "add-disk", "add-net", "add-fs", "add-vsock", "add-user-device", "remove-device"]
+    {
+        let name = format!("vm.{name}");
+        for (body, part) in [
+            ("{\"id\": ]", "line 1 column 8"),
+            ("[", "line 1 column 1"),
+            ("{\n\"a\":1,}", "line 2 column 7"),
+            ("7", "line 1 column 1"),
+            ("{}x", "line 1 column"),
+        ] {
+            let got = client.call("PUT", &name, body);
+            assert_eq!(got.status(), 400, "{name} {body}");
+            let text = got.json().to_string();
+            assert!(text.contains(&name) && (text.contains(part) || text.contains("missing")), "{name} {body}: {text}");
+        }
+        let deep = client.call("PUT", &name, &"[".repeat(100_000));
+        assert_eq!(deep.status(), 400, "{name}");
+    }
+    assert_eq!(client.status("GET", "vmm.ping", ""), 200);
+    assert_eq!(vmm.seen.lock().unwrap().commands, ["vm.create", "vm.boot"]);
+}
+
+#[test]
+fn a_thousand_silent_connections_do_not_shut_others_out() {
+    let limits = Limits { connections: 20, ..Limits::default() };
+    let vmm = Vmm::with(Knobs { limits, ..Knobs::default() });
+    let mut kept = vmm.connect();
+    assert_eq!(kept.status("GET", "vmm.ping", ""), 200);
+    let silent: Vec<_> = (0..500).map(|_| vmm.connect()).collect();
+    alive(&vmm);
+    assert_eq!(kept.status("GET", "vmm.ping", ""), 200, "a connection that was used is kept");
+    drop(silent);
+    alive(&vmm);
+}
+
+#[test]
+fn clients_that_hang_up_at_any_byte_do_no_harm() {
+    let vmm = Vmm::start();
+    let request = format!("PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: {}\r\n\r\n{MACHINE}", MACHINE.len());
+    for end in 0..request.len() {
+        vmm.connect().send(&request.as_bytes()[..end]);
+    }
+    let mut half = vmm.connect();
+    half.send(&request.as_bytes()[..40]);
+    half.close_writing();
+    assert!(half.is_closed());
+    alive(&vmm);
+    assert!(vmm.seen.lock().unwrap().commands.is_empty(), "half a request is no request");
+}
+
+#[test]
+fn more_descriptors_than_a_request_may_bring_are_refused_and_closed() {
+    let vmm = Vmm::start();
+    let mut client = vmm.connect();
+    let file = File::open("/dev/null").unwrap();
+    let before = open_files();
+    for count in [65, 200] {
+        let many: Vec<BorrowedFd<'_>> = vec![file.as_fd(); count];
+        client.send_with(b"GET /api/v1/vmm.ping HTTP/1.1\r\n\r\n", &many);
+        let got = client.receive().unwrap();
+        assert_eq!(got.status(), 400);
+        assert!(got.json()[0].as_str().unwrap().contains("more than 64 descriptors"));
+    }
+    for part in [&b"GET /api/v1/vmm.pi"[..], b"ng HTTP/1.1\r\n", b"\r\n"] {
+        client.send_with(part, &[file.as_fd(); 40]);
+    }
+    assert_eq!(client.receive().unwrap().status(), 400);
+    client.send_with(b"GET /api/v1/vmm.ping HTTP/1.1\r\n\r\n", &[file.as_fd(); 64]);
+    assert_eq!(client.receive().unwrap().status(), 200, "a call that wants none closes them");
+    assert_eq!(client.status("GET", "vmm.ping", ""), 200);
+    // Other tests of this process open and close files, too, but not hundreds.
+    assert!(open_files() < before + 60, "{} files are open, {before} were", open_files());
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter(|entry| {
+            let target = entry.as_ref().ok().and_then(|entry| std::fs::read_link(entry.path()).ok());
+            target.is_some_and(|target| target.as_os_str() == "/dev/null")
+        })
+        .count()
+}
+
+/// Pieces that requests are made of, right and wrong.
+fn pieces() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        8 => prop::sample::select(vec![
+            "GET ", "PUT ", "POST ", "HEAD ", "/api/v1/", "vmm.ping", "vm.info", "vm.create", "vm.add-net", "vm.resize", " HTTP/1.1\r\n",
+            " HTTP/1.0\r\n", " HTTP/9\r\n", "\r\n", "\r\n\r\n", "\n", "Content-Length: ", "0", "2", "17", "-1", "Transfer-Encoding: chunked\r\n",
+            "Connection: close\r\n", "Connection: upgrade\r\nUpgrade: h2c\r\n", "Expect: 100-continue\r\n", "Host: a\r\n", "{}", "{\"id\":\"a\"}",
+            "[", "null", "0\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\0", ":", " ",
+        ]).prop_map(|text| text.as_bytes().to_vec()),
+        1 => prop::collection::vec(any::<u8>(), 0..64),
+    ]
+}
+
+/// JSON of any shape, with the dialect's keys.
+fn json() -> impl Strategy<Value = serde_json::Value> {
+    use serde_json::Value;
+    let key = prop::sample::select(vec![
+        "payload",
+        "kernel",
+        "cpus",
+        "boot_vcpus",
+        "max_vcpus",
+        "topology",
+        "memory",
+        "size",
+        "hotplug_size",
+        "disks",
+        "net",
+        "path",
+        "id",
+        "mac",
+        "num_queues",
+        "queue_size",
+        "vsock",
+        "cid",
+        "socket",
+        "serial",
+        "mode",
+        "devices",
+        "banyan",
+        "iommu",
+        "rng",
+        "desired_ram",
+        "desired_vcpus",
+        "fs",
+        "tag",
+        "balloon",
+        "platform",
+        "hugepages",
+        "rate_limiter_config",
+        "x",
+    ]);
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<i8>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        prop::sample::select(vec!["", "a", "Tty", "File", "Raw", "stub,id=a", "02:00:00:00:00:01", "\u{fc}\0"])
+            .prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 64, 8, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::hash_map(key.clone().prop_map(str::to_owned), inner, 0..8)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+#[test]
+fn any_bytes_are_answered_or_the_connection_is_closed() {
+    let vmm = Vmm::with(Knobs { limits: Limits { unfinished: Duration::from_secs(5), ..Limits::default() }, ..Knobs::default() });
+    proptest!(ProptestConfig::with_cases(400), |(parts in prop::collection::vec(pieces(), 0..24), fd: bool)| {
+        let file = File::open("/dev/null").unwrap();
+        let mut client = vmm.connect();
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            let sent = if fd { client.try_send_with(part, &[file.as_fd()]) } else { client.try_send(part) };
+            if !sent {
+                break;
+            }
+        }
+        client.close_writing();
+        let mut rest = Vec::new();
+        let _ = std::io::Read::read_to_end(&mut client, &mut rest);
+        prop_assert!(rest.is_empty() || rest.starts_with(b"HTTP/1."), "{:?}", String::from_utf8_lossy(&rest));
+        alive(&vmm);
+    });
+}
+
+#[test]
+fn any_json_is_answered_by_every_call() {
+    let vmm = Vmm::start();
+    let mut client = vmm.connect();
+    client.call("PUT", "vm.create", MACHINE);
+    client.call("PUT", "vm.boot", "");
+    let client = RefCell::new(client);
+    proptest!(ProptestConfig::with_cases(400), |(body in json(), name in prop::sample::select(vec![
+        "create", "resize", "add-device", "add-disk", "add-net", "add-fs", "add-vsock", "add-user-device", "remove-device",
+    ]))| {
+        let got = client.borrow_mut().call("PUT", &format!("vm.{name}"), &body.to_string());
+        prop_assert!([200, 204, 400, 404, 405, 501].contains(&got.status()), "{} {body}", got.status());
+        prop_assert!(got.body.is_ascii());
+    });
+    alive(&vmm);
+}
