@@ -1,7 +1,8 @@
-//! What the machine must change after a configuration write.
+//! What the machine must change after a configuration write or a change of the tree.
 
 use crate::bar::BarIndex;
 use crate::function::FunctionId;
+use crate::slot::SlotEvent;
 
 /// One consequence. Effects of one write are applied in order, all of them, before the next write of any function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,5 +36,12 @@ pub enum Effect {
         function: FunctionId,
         /// May it.
         on: bool,
+    },
+    /// The guest told something by a hot-plug port's slot.
+    Slot {
+        /// Which port.
+        port: FunctionId,
+        /// What.
+        event: SlotEvent,
     },
 }

@@ -141,6 +141,7 @@ impl Emulated {
             kind: if spec.link.is_some() { ExpressType::Endpoint } else { ExpressType::RootComplexEndpoint },
             link: spec.link.unwrap_or_default(),
             link_up: true,
+            slot: None,
             port_number: 0,
             flr: spec.flr,
             atomic_completers: 0,

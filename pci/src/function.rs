@@ -30,6 +30,8 @@ bitflags! {
         const LINK = 1 << 6;
         /// The function was reset by its own register (function-level reset).
         const RESET = 1 << 5;
+        /// The guest told something by a port's slot.
+        const SLOT = 1 << 7;
     }
 }
 

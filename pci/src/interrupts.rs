@@ -221,6 +221,18 @@ impl Interrupts {
         state.drive();
     }
 
+    /// Gives the function a wire, in place of an earlier one, which is lowered.
+    pub fn connect(&self, line: Box<dyn IntxLine>) {
+        let mut state = self.state();
+        if let Some(earlier) = state.intx.replace(line)
+            && state.level
+        {
+            earlier.set(false);
+        }
+        state.level = false;
+        state.drive();
+    }
+
     /// The function leaves: as [`Interrupts::reset`], and nothing that a worker raises afterwards reaches anybody.
     pub fn detach(&self) {
         self.reset();

@@ -8,6 +8,7 @@
 //! | which capabilities are there, where, and what do they show? | [`caps`], [`ext_caps`], [`regs`] |
 //! | where does a BAR decode? | [`bar`] |
 //! | what does a bridge forward, and what does a port show? | [`bridge`], [`port`] |
+//! | what does a hot-plug slot show, and what does the guest tell by it? | [`slot`] |
 //! | what do emulated endpoints have in common? | [`emulated`] |
 //! | which message does an interrupt become? | [`interrupts`], [`msi`], [`msix_table`] |
 //! | what must every function be able to do? | [`function`] |
@@ -48,6 +49,7 @@ pub mod msix_table;
 pub mod port;
 pub mod regs;
 pub mod seams;
+pub mod slot;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod topology;

@@ -9,8 +9,9 @@
 //! | AER | 0x100 | with root registers | yes | yes |
 //! | ACS, control 0 at reset | 0x150 | yes | no | yes |
 //!
-//! There is no I/O window, no ASPM, no LTR, no power management and no slot: ports never leave D0, and nothing is added or
-//! removed while they run, so that nothing interrupts. Disabling the link has the effect of a secondary bus reset that is held: nothing below answers.
+//! Hot-plug root and downstream ports have a slot ([`crate::slot`]), which raises the port's interrupt; their link status
+//! follows what is in it. There is no I/O window, no ASPM, no LTR and no power management: ports never leave D0. Disabling the
+//! link has the effect of a secondary bus reset that is held: nothing below answers.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use thiserror::Error;
 use crate::access::{Access, Reg};
 use crate::address::BusRange;
 use crate::bridge;
-use crate::caps::express::{ExpressType, reg as express};
+use crate::caps::express::{ExpressType, LINK_STATUS, LINK_STATUS_2, link_status, link_status_2, reg as express};
 use crate::caps::{Express, MsiLayout, Subsystem};
 use crate::config::{BuildError, Change, ConfigBuilder, ConfigSpace, Type1};
 use crate::ext_caps::{Acs, Aer, AerKind};
@@ -29,8 +30,9 @@ use crate::interrupts::{Interrupts, Messages};
 use crate::mirror::Mirror;
 use crate::msi::{Msi, MsiVectorsError};
 use crate::regs::{command, header, type1};
-use crate::seams::MsiPort;
-use crate::topology::{Name, PlannedFunction, PlannedPort, PortKind};
+use crate::seams::{IntxLine, MsiPort};
+use crate::slot::{Outcome, Slot, SlotError, SlotEvent};
+use crate::topology::{Name, PlannedFunction, PlannedPort, PortKind, Windows};
 
 const EXPRESS: u8 = 0x40;
 const MSI: u8 = 0x80;
@@ -43,11 +45,17 @@ const fn express(register: u8) -> u16 {
     (EXPRESS + register) as u16
 }
 
+const LINK_CONTROL: Reg = Reg::containing(express(express::LINK_CONTROL));
+const SLOT_CONTROL: Reg = Reg::containing(express(express::SLOT_CONTROL));
+
 /// A port with its registers.
 pub struct Port {
     kind: PortKind,
     space: ConfigSpace,
     interrupts: Arc<Interrupts>,
+    slot: Option<Slot>,
+    /// What the guest told by the slot since the last [`Port::take_events`].
+    told: Vec<SlotEvent>,
     /// Number of the bus that it is on, by the plan.
     primary: u8,
     planned: PlannedPort,
@@ -59,9 +67,8 @@ impl Port {
         let error = |source| PortError::Layout { name: planned.name.clone(), source };
         let kind = port.spec.kind;
         let ids = Ids { class: ClassCode::BRIDGE, ..port.spec.ids.unwrap_or_else(|| own_ids(kind)) };
-        // Only root ports have services that interrupt; a hot-plug slot would be another.
-        let interrupt_pin = u8::from(kind == PortKind::Root);
-        let header = Type1 { ids: &ids, interrupt_pin, multifunction: planned.multifunction };
+        let slot = port.spec.hotplug.map(|hotplug| Slot::new(hotplug.removal, port.slot, port.occupied));
+        let header = Type1 { ids: &ids, interrupt_pin: port.spec.interrupt_pin(), multifunction: planned.multifunction };
         let mut builder = ConfigBuilder::type1(&header);
         let [port_number, _] = port.slot.to_le_bytes();
         let express = Express {
@@ -69,6 +76,7 @@ impl Port {
             link: port.spec.link,
             link_up: port.occupied,
             port_number,
+            slot: slot.as_ref().map(Slot::capabilities),
             flr: false,
             atomic_completers: port.spec.atomic_completers,
         };
@@ -86,13 +94,18 @@ impl Port {
         if kind != PortKind::Upstream {
             builder.extended_at(ACS, &Acs).map_err(error)?;
         }
-        Ok(Self {
+        let port_plan = port.clone();
+        let mut port = Self {
             kind,
             space: builder.build(),
             interrupts: Interrupts::new(messages, msi, None),
+            slot,
+            told: Vec::new(),
             primary: planned.at.bdf.bus(),
-            planned: port.clone(),
-        })
+            planned: port_plan,
+        };
+        port.show_slot();
+        Ok(port)
     }
 
     /// Which kind of port.
@@ -110,6 +123,11 @@ impl Port {
 
     /// Writes the carried bytes of one dword; returns what must be looked at again.
     pub fn config_write(&mut self, access: Access, value: u32) -> Changes {
+        if let Some(slot) = self.slot.as_mut().filter(|_| access.reg == SLOT_CONTROL) {
+            let outcome = slot.write(access.lanes, value);
+            self.follow(outcome);
+            return if self.told.is_empty() { Changes::empty() } else { Changes::SLOT };
+        }
         let change = self.space.write(access, value);
         self.interrupts.config_written(access, value, change.new);
         self.changes(access.reg.offset(), change)
@@ -123,7 +141,7 @@ impl Port {
     }
 
     fn changes(&mut self, offset: u16, change: Change) -> Changes {
-        const LINK_CONTROL: u16 = express(express::LINK_CONTROL);
+        const LINK: u16 = LINK_CONTROL.offset();
         const BUSES: u32 = 0x00FF_FF00;
         let mut changes = Changes::empty();
         let flipped = |mask| change.flipped() & mask != 0;
@@ -140,12 +158,15 @@ impl Port {
                 changes.set(Changes::LINK, flipped(type1::SECONDARY_BUS_RESET));
                 changes.set(Changes::RESET_BELOW, change.risen() & type1::SECONDARY_BUS_RESET != 0);
             }
-            LINK_CONTROL if flipped(express::LINK_DISABLE) => {
+            LINK if flipped(express::LINK_DISABLE) => {
                 changes |= Changes::LINK;
                 changes.set(Changes::RESET_BELOW, change.risen() & express::LINK_DISABLE != 0);
-                let up = self.planned.occupied && change.new & express::LINK_DISABLE == 0;
-                let active = if up { express::LINK_ACTIVE } else { 0 };
-                self.space.set(Reg::containing(LINK_CONTROL), express::LINK_ACTIVE, active);
+                if self.show_link()
+                    && let Some(slot) = &mut self.slot
+                {
+                    let outcome = slot.link_changed();
+                    self.follow(outcome);
+                }
             }
             _ => {}
         }
@@ -174,14 +195,118 @@ impl Port {
     #[must_use]
     pub fn in_reset(&self) -> bool {
         let control = self.space.read(Reg::containing(header::INTERRUPT));
-        let link = self.space.read(Reg::containing(express(express::LINK_CONTROL)));
-        control & type1::SECONDARY_BUS_RESET != 0 || link & express::LINK_DISABLE != 0
+        control & type1::SECONDARY_BUS_RESET != 0 || self.link_disabled()
     }
 
-    /// Back to the reset state: no buses, closed windows, decode off.
+    /// Back to the reset state: no buses, closed windows, decode off. What hangs below stays.
     pub fn reset(&mut self, kind: ResetKind) {
         self.space.reset(kind);
         self.interrupts.reset();
+        if let Some(slot) = &mut self.slot {
+            let told = slot.reset(kind);
+            self.told.extend(told);
+        }
+        self.show_link();
+        self.show_slot();
+    }
+
+    /// The slot of a hot-plug port.
+    #[must_use]
+    pub const fn slot(&self) -> Option<&Slot> {
+        self.slot.as_ref()
+    }
+
+    /// What the plan says of it.
+    #[must_use]
+    pub const fn planned(&self) -> &PlannedPort {
+        &self.planned
+    }
+
+    /// The memory windows as they are programmed; `None` for closed ones.
+    #[must_use]
+    pub fn windows(&self) -> Windows {
+        bridge::windows(&self.space)
+    }
+
+    /// Whether a link partner is there.
+    #[must_use]
+    pub fn occupied(&self) -> bool {
+        self.slot.as_ref().map_or(self.planned.occupied, Slot::occupied)
+    }
+
+    /// A device is put into the slot: call when it can answer. The guest is told.
+    pub fn insert(&mut self) -> Result<(), SlotError> {
+        let enabled = !self.link_disabled();
+        self.change_slot(|slot| slot.insert(enabled))
+    }
+
+    /// The device is taken out of the slot: call when it does not answer any longer. The guest is told.
+    pub fn remove(&mut self) -> Result<(), SlotError> {
+        let active = !self.link_disabled();
+        self.change_slot(|slot| slot.remove(active))
+    }
+
+    /// Asks the guest to let go of the device in the slot.
+    pub fn request_removal(&mut self) -> Result<(), SlotError> {
+        self.change_slot(Slot::request)
+    }
+
+    /// Nothing waits for the guest any longer.
+    pub fn expire(&mut self) {
+        if let Some(slot) = &mut self.slot {
+            slot.expire();
+        }
+    }
+
+    /// What the guest told by the slot since the last call, in order.
+    pub fn take_events(&mut self) -> Vec<SlotEvent> {
+        std::mem::take(&mut self.told)
+    }
+
+    /// Gives the port a wire for guests that use no messages.
+    pub fn connect(&self, line: Box<dyn IntxLine>) {
+        self.interrupts.connect(line);
+    }
+
+    fn change_slot(&mut self, change: impl FnOnce(&mut Slot) -> Result<Outcome, SlotError>) -> Result<(), SlotError> {
+        let outcome = change(self.slot.as_mut().ok_or(SlotError::Absent)?)?;
+        // The link is up or down when the guest hears of it.
+        self.show_link();
+        self.follow(outcome);
+        Ok(())
+    }
+
+    fn follow(&mut self, outcome: Outcome) {
+        // Shown before the guest can hear of it.
+        self.show_slot();
+        match outcome.interrupt {
+            Some(true) => self.interrupts.raise(0),
+            Some(false) => self.interrupts.lower(),
+            None => {}
+        }
+        self.told.extend(outcome.events);
+    }
+
+    fn show_slot(&mut self) {
+        if let Some(slot) = &self.slot {
+            self.space.set(SLOT_CONTROL, u32::MAX, slot.read());
+        }
+    }
+
+    fn link_disabled(&self) -> bool {
+        self.space.read(LINK_CONTROL) & express::LINK_DISABLE != 0
+    }
+
+    /// Lets link status follow the link partner and link disable; tells whether link active changed.
+    fn show_link(&mut self) -> bool {
+        if self.kind == PortKind::Upstream {
+            return false;
+        }
+        let (link, occupied) = (self.planned.spec.link, self.occupied());
+        let inactive = if self.link_disabled() { express::LINK_ACTIVE } else { 0 };
+        let change = self.space.set(LINK_CONTROL, LINK_STATUS, link_status(link, occupied) & !inactive);
+        self.space.set(Reg::containing(express(express::LINK_CONTROL_2)), LINK_STATUS_2, link_status_2(link, occupied));
+        change.flipped() & express::LINK_ACTIVE != 0
     }
 
     /// Programs the plan's bus numbers and windows and lets the port forward in both directions, as firmware would.

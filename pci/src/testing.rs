@@ -1,11 +1,14 @@
-//! In-memory stand-ins for the traits in [`crate::seams`]: they record what they are told.
+//! In-memory stand-ins for the traits in [`crate::seams`], which record what they are told, and an endpoint that does nothing.
 
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::function::FunctionId;
+use crate::access::{Access, Reg};
+use crate::bar::{BarIndex, Bars};
+use crate::emulated::{Emulated, EmulatedError, EmulatedSpec};
+use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind};
 use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiMessage, MsiPort, MsiRoutes, MsiVector};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -257,6 +260,56 @@ impl DmaPort for FakeDma {
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DmaError> {
         self.with(at, data.len(), |memory| memory.copy_from_slice(data))
+    }
+}
+
+/// An emulated endpoint with nothing behind its BARs.
+pub struct FakeEndpoint(pub Emulated);
+
+impl FakeEndpoint {
+    /// One that sends its messages nowhere.
+    pub fn new(spec: &EmulatedSpec) -> Result<Self, EmulatedError> {
+        Emulated::new(spec, Arc::new(FakeMsi::default()), None).map(Self)
+    }
+}
+
+impl PciFunction for FakeEndpoint {
+    fn config_read(&mut self, reg: Reg) -> u32 {
+        self.0.config_read(reg)
+    }
+
+    fn config_write(&mut self, access: Access, value: u32) -> Changes {
+        self.0.config_write(access, value)
+    }
+
+    fn bars(&self) -> &Bars {
+        self.0.bars()
+    }
+
+    fn program(&mut self, programming: &Programming) {
+        self.0.program(programming);
+    }
+
+    fn bar_layout(&self, _: BarIndex) -> Vec<BarPiece> {
+        Vec::new()
+    }
+
+    fn bar_read(&mut self, _: BarIndex, _: u64, data: &mut [u8]) {
+        data.fill(0xFF);
+    }
+
+    fn bar_write(&mut self, _: BarIndex, _: u64, _: &[u8]) {}
+
+    fn reset(&mut self, kind: ResetKind) {
+        self.0.reset(kind);
+    }
+
+    fn bus_master(&self) -> bool {
+        self.0.bus_master()
+    }
+
+    fn detach(&mut self) {
+        self.0.detach();
     }
 }
 

@@ -121,6 +121,8 @@ impl Mapper {
                         mirrors.place(function, on);
                     }
                 }
+                // For whoever adds and removes devices: it changes no map.
+                Effect::Slot { .. } => {}
                 Effect::BusMaster { function, on } => {
                     if let Some(endpoint) = self.endpoints.get(&function) {
                         endpoint.bus_master.store(on, Ordering::Release);

@@ -1,7 +1,7 @@
 //! The PCI Express capability, version 2 (PCIe 6.0 7.5.3): what a function's link and device registers show and keep.
 //!
 //! No ASPM, clock power management, LTR, 10-bit tags or bandwidth notification, since nothing behind them exists. ARI
-//! forwarding is absent as well: a port forwards to device 0 alone.
+//! forwarding is absent as well: a port forwards to device 0 alone. Slot control and status are kept in [`crate::slot`].
 
 use super::{Capability, id};
 use crate::config::RegDef;
@@ -15,10 +15,14 @@ pub mod reg {
     pub const LINK_CAPABILITIES: u8 = 0x0C;
     /// Link control, link status.
     pub const LINK_CONTROL: u8 = 0x10;
+    /// Slot control, slot status.
+    pub const SLOT_CONTROL: u8 = 0x18;
     /// Link capabilities 2.
     pub const LINK_CAPABILITIES_2: u8 = 0x2C;
     /// Device control: initiate a function-level reset (reads 0).
     pub const INITIATE_FLR: u32 = 1 << 15;
+    /// Link control 2, link status 2.
+    pub const LINK_CONTROL_2: u8 = 0x30;
     /// Link control: link disable.
     pub const LINK_DISABLE: u32 = 1 << 4;
     /// Link status: data link layer link active.
@@ -77,6 +81,8 @@ pub struct Express {
     pub link_up: bool,
     /// Port number, LNKCAP bits 31:24.
     pub port_number: u8,
+    /// Ports with a slot: the slot capabilities register.
+    pub slot: Option<u32>,
     /// Endpoints: function-level reset is possible.
     pub flr: bool,
     /// Root ports: AtomicOp completer widths, bits 2:0 (32-bit, 64-bit, 128-bit CAS).
@@ -89,16 +95,17 @@ impl Capability for Express {
     }
 
     fn layout(&self) -> Vec<RegDef> {
+        /// Slot implemented.
+        const SLOT: u32 = 1 << 24;
         let linked = self.kind != ExpressType::RootComplexEndpoint;
         let zero = RegDef::default();
         let mut layout = vec![
-            RegDef::read_only((2 | self.kind.encoding() << 4) << 16),
+            RegDef::read_only((2 | self.kind.encoding() << 4) << 16 | if self.slot.is_some() { SLOT } else { 0 }),
             RegDef::read_only(self.device_capabilities()),
             self.device_control(),
         ];
         layout.extend(if linked { [RegDef::read_only(self.link_capabilities()), self.link_control()] } else { [zero; 2] });
-        // Slot registers: no slot.
-        layout.extend([zero; 2]);
+        layout.extend([RegDef::read_only(self.slot.unwrap_or(0)), zero]);
         // Root control: error and PME interrupt enables. Root status: PME status.
         layout.extend(match self.kind {
             ExpressType::RootPort => [RegDef::writable(0, 0xF), RegDef { clear_on_one: 1 << 16, ..zero }],
@@ -158,12 +165,8 @@ impl Express {
             _ => 0,
         };
         let up = !self.kind.has_link_below() || self.link_up;
-        // A link without a partner shows the lowest rate and no lanes.
-        let rate = self.link.current;
-        let (speed, lanes) = if up { (rate.speed.encoding(), rate.width.lanes()) } else { (1, 0) };
-        let active = if self.kind.has_link_below() && up { reg::LINK_ACTIVE } else { 0 };
-        let status = SLOT_CLOCK | active | u32::from(speed) << 16 | u32::from(lanes) << 20;
-        RegDef::writable(status, kept | own)
+        let active = if self.kind.has_link_below() { 0 } else { reg::LINK_ACTIVE };
+        RegDef::writable(SLOT_CLOCK | link_status(self.link, up) & !active, kept | own)
     }
 
     fn device_capabilities_2(&self) -> u32 {
@@ -191,13 +194,10 @@ impl Express {
     /// Link capabilities 2, then link control and status 2.
     fn link_2(&self) -> [RegDef; 2] {
         const TARGET_SPEED: u32 = 0xF;
-        /// Equalization complete, all three phases successful: what a link at 8 GT/s or more shows.
-        const EQUALIZED: u32 = 0x1E << 16;
         let max = self.link.max.speed;
         let up = !self.kind.has_link_below() || self.link_up;
-        let equalized = if up && self.link.current.speed.encoding() >= 3 { EQUALIZED } else { 0 };
         let control = RegDef {
-            reset: u32::from(max.encoding()) | equalized,
+            reset: u32::from(max.encoding()) | link_status_2(self.link, up),
             writable: TARGET_SPEED,
             clear_on_one: 0,
             sticky: TARGET_SPEED,
@@ -206,13 +206,33 @@ impl Express {
     }
 }
 
+/// Bits of link status that follow the link partner: speed, width and link active, in the dword at [`reg::LINK_CONTROL`].
+pub const LINK_STATUS: u32 = reg::LINK_ACTIVE | 0x3FF << 16;
+
+/// Link status of a port. A link without a partner shows the lowest rate and no lanes.
+#[must_use]
+pub fn link_status(link: Link, up: bool) -> u32 {
+    let rate = link.current;
+    if up { reg::LINK_ACTIVE | u32::from(rate.speed.encoding()) << 16 | u32::from(rate.width.lanes()) << 20 } else { 1 << 16 }
+}
+
+/// Bits of link status 2 that follow the link partner, in the dword at [`reg::LINK_CONTROL_2`]: equalization complete, all
+/// three phases successful, which is what a link at 8 GT/s or more shows.
+pub const LINK_STATUS_2: u32 = 0x1E << 16;
+
+/// Link status 2 of a port.
+#[must_use]
+pub const fn link_status_2(link: Link, up: bool) -> u32 {
+    if up && link.current.speed.encoding() >= 3 { LINK_STATUS_2 } else { 0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::link::{LinkRate, LinkSpeed, LinkWidth};
 
     fn registers(kind: ExpressType, link: Link, link_up: bool) -> Vec<u32> {
-        let express = Express { kind, link, link_up, port_number: 9, flr: true, atomic_completers: 7 };
+        let express = Express { kind, link, link_up, port_number: 9, slot: None, flr: true, atomic_completers: 7 };
         express.layout().iter().map(|def| def.reset).collect()
     }
 

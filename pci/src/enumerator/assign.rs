@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::{Cycles, Enumerator, Found, reg};
 use crate::address::{BusRange, Sbdf};
 use crate::bar::{BarIndex, BarKind};
-use crate::topology::PlannedRootComplex;
+use crate::topology::{PlannedRootComplex, Window, Windows};
 
 /// Gives every bridge buses and windows and every BAR below `root` an address from the root complex's ranges, then switches
 /// decoding and bus mastering on. I/O BARs below bridges stay without. Returns what was found while it went down, with the
@@ -31,6 +31,28 @@ pub fn assign(cycles: &mut dyn Cycles, root: &PlannedRootComplex) -> Result<Vec<
     }
     enumerator.enable(&bus);
     Ok(found)
+}
+
+/// Gives the BARs of what was added on `bus`, below a link, places in the windows of its bridge, which stay as they are, and
+/// switches decoding and bus mastering on. Returns the functions with what was written.
+pub fn added(cycles: &mut dyn Cycles, segment: u16, bus: u8, windows: Windows) -> Result<Vec<Found>, AssignError> {
+    let mut enumerator = Enumerator { cycles, segment };
+    let found = enumerator.scan_bus(bus, true);
+    let mut devices = Bus { devices: found.iter().map(|one| Device { at: one.at, bars: wants(one), below: None }).collect() };
+    let range = |window: Option<Window>| window.map(|window| (window.base, window.limit)).into_iter().collect::<Vec<_>>();
+    if lay(&devices.parts(Space::Prefetchable), &range(windows.prefetchable)).is_none() {
+        // Prefetchable BARs may lie in the other window.
+        let all = devices.devices.iter_mut().flat_map(|device| &mut device.bars);
+        all.filter(|want| want.space == Space::Prefetchable).for_each(|want| want.space = Space::Memory);
+    }
+    for (space, window) in [(Space::Memory, windows.memory), (Space::Prefetchable, windows.prefetchable)] {
+        let parts = devices.parts(space);
+        let places = lay(&parts, &range(window))
+            .ok_or_else(|| AssignError::Space { space: space.noun(), size: parts.iter().map(|part| part.size).sum() })?;
+        enumerator.give(&parts, &places, space, 0);
+    }
+    enumerator.enable(&devices);
+    Ok(enumerator.scan_bus(bus, true))
 }
 
 /// Takes every number away again, from the leaves up: what [`assign`] starts from.
@@ -121,6 +143,20 @@ impl Bus {
     }
 }
 
+fn wants(function: &Found) -> Vec<Want> {
+    let wants = function.bars.iter().map(|bar| Want {
+        bar: bar.bar,
+        space: match (bar.spec.kind, bar.spec.prefetchable) {
+            (BarKind::Io, _) => Space::Io,
+            (BarKind::Memory64, true) => Space::Prefetchable,
+            _ => Space::Memory,
+        },
+        size: bar.spec.size,
+        wide: bar.spec.kind == BarKind::Memory64,
+    });
+    wants.collect()
+}
+
 /// The lowest free place for each part in turn; `None` when one finds none. `ranges` are inclusive and ascending.
 fn lay(parts: &[Part], ranges: &[(u64, u64)]) -> Option<Vec<u64>> {
     let mut places: Vec<u64> = Vec::with_capacity(parts.len());
@@ -143,17 +179,7 @@ impl Enumerator<'_> {
         let mut devices = Vec::new();
         for function in self.scan_bus(bus, link) {
             let at = function.at;
-            let bars = function.bars.iter().map(|bar| Want {
-                bar: bar.bar,
-                space: match (bar.spec.kind, bar.spec.prefetchable) {
-                    (BarKind::Io, _) => Space::Io,
-                    (BarKind::Memory64, true) => Space::Prefetchable,
-                    _ => Space::Memory,
-                },
-                size: bar.spec.size,
-                wide: bar.spec.kind == BarKind::Memory64,
-            });
-            let bars = bars.collect();
+            let bars = wants(&function);
             let bridge = function.bridge;
             found.push(function);
             let below = match bridge {

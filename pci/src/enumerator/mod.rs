@@ -1,9 +1,11 @@
 //! What a guest finds: an enumerator that reads and writes configuration space alone, in the order in which Linux does. It
 //! shares no code with the planner, the ports or the hierarchy, so that it can be held against them.
 //!
-//! [`walk`] follows the numbers that are programmed; [`assign`](assign::assign) starts from cleared registers.
+//! [`walk`] follows the numbers that are programmed; [`assign`](assign::assign) starts from cleared registers;
+//! [`pciehp`] follows devices that come and go.
 
 pub mod assign;
+pub mod pciehp;
 
 use crate::address::{Bdf, BusRange, Devfn, Sbdf};
 use crate::bar::{BarIndex, BarKind, BarSpec};
@@ -184,6 +186,12 @@ impl Enumerator<'_> {
 
     /// Type of the function's PCI Express capability.
     fn port_type(&mut self, at: Sbdf) -> Option<u8> {
+        let express = self.capability(at, 0x10)?;
+        Some(self.read8(at, express + 2) >> 4)
+    }
+
+    /// Offset of the function's first capability `id`.
+    fn capability(&mut self, at: Sbdf, id: u8) -> Option<u16> {
         if self.read16(at, reg::STATUS) & 0x10 == 0 {
             return None;
         }
@@ -194,12 +202,17 @@ impl Enumerator<'_> {
                 return None;
             }
             let offset = u16::from(pointer);
-            if self.read8(at, offset) == 0x10 {
-                return Some(self.read8(at, offset + 2) >> 4);
+            if self.read8(at, offset) == id {
+                return Some(offset);
             }
             pointer = self.read8(at, offset + 1) & 0xFC;
         }
         None
+    }
+
+    fn buses(&mut self, at: Sbdf) -> BusRange {
+        let [_, secondary, subordinate, _] = self.read32(at, reg::BUSES).to_le_bytes();
+        BusRange { secondary, subordinate }
     }
 
     fn size_bars(&mut self, at: Sbdf, registers: u16) -> Vec<FoundBar> {

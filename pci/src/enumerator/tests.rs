@@ -6,53 +6,17 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::*;
-use crate::access::{Access, Reg};
-use crate::bar::Bars;
-use crate::emulated::{Emulated, EmulatedSpec, InterruptSpec};
-use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
+use crate::emulated::{EmulatedSpec, InterruptSpec};
+use crate::function::{FunctionId, Shared};
 use crate::hierarchy::Hierarchy;
 use crate::ids::own;
 use crate::link::Link;
 use crate::seams::MsiPort;
-use crate::testing::FakeMsi;
+use crate::testing::{FakeEndpoint, FakeMsi};
 use crate::topology::tests::properties::any_topology;
 use crate::topology::tests::{MIB, bars, endpoint_of, mem32, mem64, placed_bars, roomy, topology};
 use crate::topology::tests::{downstream, endpoint, function, io, root_port, upstream};
 use crate::topology::{Parent, Plan, PlannedFunction, PlannedKind, PlannedRootComplex, PortKind};
-
-/// An endpoint with nothing behind its BARs.
-struct Plain(Emulated);
-
-impl PciFunction for Plain {
-    fn config_read(&mut self, reg: Reg) -> u32 {
-        self.0.config_read(reg)
-    }
-    fn config_write(&mut self, access: Access, value: u32) -> Changes {
-        self.0.config_write(access, value)
-    }
-    fn bars(&self) -> &Bars {
-        self.0.bars()
-    }
-    fn program(&mut self, programming: &Programming) {
-        self.0.program(programming);
-    }
-    fn bar_layout(&self, _: BarIndex) -> Vec<BarPiece> {
-        Vec::new()
-    }
-    fn bar_read(&mut self, _: BarIndex, _: u64, data: &mut [u8]) {
-        data.fill(0xFF);
-    }
-    fn bar_write(&mut self, _: BarIndex, _: u64, _: &[u8]) {}
-    fn reset(&mut self, kind: ResetKind) {
-        self.0.reset(kind);
-    }
-    fn bus_master(&self) -> bool {
-        self.0.bus_master()
-    }
-    fn detach(&mut self) {
-        self.0.detach();
-    }
-}
 
 /// A machine's hierarchy, started as planned, without the machine.
 struct Bench(Hierarchy);
@@ -75,7 +39,7 @@ impl Bench {
                 vendor_capabilities: Vec::new(),
                 serial_number: None,
             };
-            Ok(Arc::new(Mutex::new(Plain(Emulated::new(&spec, Arc::new(FakeMsi::default()), None).unwrap()))))
+            Ok(Arc::new(Mutex::new(FakeEndpoint::new(&spec).unwrap())))
         };
         let mut tree = Hierarchy::build(plan, &msi, make).unwrap();
         tree.start(&mut Vec::new());

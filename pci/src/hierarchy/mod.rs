@@ -3,10 +3,13 @@
 //! Decides routing by the bus numbers and windows that the guest has programmed at this moment. Knows nothing of memory
 //! slots, DMA maps or threads: consequences leave as [`Effect`]s.
 
+mod fit;
+mod hotplug;
 mod reach;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use thiserror::Error;
@@ -19,8 +22,10 @@ use crate::intx;
 use crate::mirror::Mirror;
 use crate::port::{Port, PortError};
 use crate::seams::MsiPort;
-use crate::topology::{Parent, Plan, PlannedFunction, PlannedKind, Window};
+use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, Window};
 
+pub use fit::{Missing, Shortfall};
+pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
 use reach::Reach;
 
 enum What {
@@ -29,6 +34,7 @@ enum What {
 }
 
 struct Node {
+    name: Name,
     on: Parent,
     devfn: Devfn,
     /// Where the plan has it, and its mirror.
@@ -48,9 +54,12 @@ struct Root {
 
 /// All functions of a machine and the routes between them.
 pub struct Hierarchy {
-    nodes: Vec<Node>,
+    /// Planned functions first, parents before children; then those that were added.
+    nodes: BTreeMap<FunctionId, Node>,
     roots: Vec<Root>,
     reach: Reach,
+    /// The next function that comes gets this number.
+    next: u32,
 }
 
 /// Bytes of a function's configuration space.
@@ -72,7 +81,7 @@ impl Hierarchy {
             windows: root.mem32.iter().chain(&root.mem64).copied().collect(),
             children: Vec::new(),
         });
-        let mut hierarchy = Self { nodes: Vec::new(), roots: roots.collect(), reach: Reach::default() };
+        let mut hierarchy = Self { nodes: BTreeMap::new(), roots: roots.collect(), reach: Reach::default(), next: 0 };
         for planned in &plan.functions {
             let what = match &planned.kind {
                 PlannedKind::Port(port) => {
@@ -88,11 +97,13 @@ impl Hierarchy {
             };
             let siblings = match planned.on {
                 Parent::RootComplex(index) => hierarchy.roots.get_mut(index).map(|root| &mut root.children),
-                Parent::Port(id) => hierarchy.nodes.get_mut(index(id)).map(|node| &mut node.children),
+                Parent::Port(id) => hierarchy.nodes.get_mut(&id).map(|node| &mut node.children),
             };
             let Some(siblings) = siblings else { return Err(BuildError::Order { name: planned.name.to_string() }) };
             siblings.push(planned.id);
-            hierarchy.nodes.push(Node {
+            hierarchy.next = hierarchy.next.max(planned.id.0.saturating_add(1));
+            let node = Node {
+                name: planned.name.clone(),
                 on: planned.on,
                 devfn: planned.at.bdf.devfn(),
                 planned_at: planned.at,
@@ -100,7 +111,8 @@ impl Hierarchy {
                 programming: programming(planned),
                 what,
                 children: Vec::new(),
-            });
+            };
+            hierarchy.nodes.insert(planned.id, node);
         }
         hierarchy.program();
         Ok(hierarchy)
@@ -116,8 +128,8 @@ impl Hierarchy {
     /// Shows every function that can be shown in the mirror that `mirror` gives for it, at the address that the plan gives it.
     /// Call before [`Hierarchy::start`]; later moves are effects.
     pub fn mirror(&mut self, mut mirror: impl FnMut(FunctionId) -> Option<Arc<dyn Mirror>>) {
-        for (node, id) in self.nodes.iter_mut().zip(0..) {
-            let Some(mirror) = mirror(FunctionId(id)) else { continue };
+        for (id, node) in &mut self.nodes {
+            let Some(mirror) = mirror(*id) else { continue };
             node.mirrored = match &mut node.what {
                 What::Port(port) => {
                     port.mirror(mirror);
@@ -162,7 +174,7 @@ impl Hierarchy {
     /// The endpoint `id`; `None` for ports.
     #[must_use]
     pub fn endpoint(&self, id: FunctionId) -> Option<&Shared> {
-        match &self.nodes.get(index(id))?.what {
+        match &self.nodes.get(&id)?.what {
             What::Endpoint(shared) => Some(shared),
             What::Port(_) => None,
         }
@@ -173,9 +185,19 @@ impl Hierarchy {
         self.reach.iter()
     }
 
+    /// The machine starts again: every register is as before the first guest instruction, with what hangs in the slots at this
+    /// moment. What was added has its BARs in the windows of its port. Removals that waited for the guest are told as done.
+    pub fn reset(&mut self, effects: &mut Vec<Effect>) {
+        let all = self.ids();
+        self.reset_functions(&all, ResetKind::Cold, effects);
+        self.program();
+        self.settle(&all, effects);
+        self.settle_mirrors(effects);
+    }
+
     /// Ends every endpoint's life in the machine.
     pub fn detach(&mut self) {
-        for node in &self.nodes {
+        for node in self.nodes.values() {
             if let What::Endpoint(shared) = &node.what {
                 lock(shared).detach();
             }
@@ -183,11 +205,11 @@ impl Hierarchy {
     }
 
     fn ids(&self) -> Vec<FunctionId> {
-        (0..self.nodes.len()).filter_map(|n| u32::try_from(n).ok()).map(FunctionId).collect()
+        self.nodes.keys().copied().collect()
     }
 
     fn program(&mut self) {
-        for node in &mut self.nodes {
+        for node in self.nodes.values_mut() {
             match &mut node.what {
                 What::Port(port) => port.program(),
                 What::Endpoint(shared) => lock(shared).program(&node.programming),
@@ -203,17 +225,17 @@ impl Hierarchy {
         // Each turn goes one level down, so the loop ends with the tree.
         while here != bus {
             (here, children) = children.iter().find_map(|id| {
-                let node = self.nodes.get(index(*id))?;
+                let node = self.nodes.get(id)?;
                 let What::Port(port) = &node.what else { return None };
                 let buses = port.buses().filter(|buses| buses.contains(bus) && !port.in_reset())?;
                 Some((buses.secondary, &node.children))
             })?;
         }
-        children.iter().copied().find(|id| self.nodes.get(index(*id)).is_some_and(|node| node.devfn == bdf.devfn()))
+        children.iter().copied().find(|id| self.nodes.get(id).is_some_and(|node| node.devfn == bdf.devfn()))
     }
 
     fn read_function(&mut self, id: FunctionId, offset: u16, end: u16, data: &mut [u8]) {
-        match self.nodes.get(index(id)).map(|node| &node.what) {
+        match self.nodes.get(&id).map(|node| &node.what) {
             Some(What::Port(port)) => access::read(offset, end, data, |reg| port.config_read(reg)),
             Some(What::Endpoint(shared)) => {
                 let mut function = lock(shared);
@@ -224,7 +246,7 @@ impl Hierarchy {
     }
 
     fn write_function(&mut self, id: FunctionId, offset: u16, end: u16, data: &[u8], effects: &mut Vec<Effect>) {
-        let Some(node) = self.nodes.get_mut(index(id)) else { return };
+        let Some(node) = self.nodes.get_mut(&id) else { return };
         let mut changes = Changes::empty();
         match &mut node.what {
             What::Port(port) => access::write(offset, end, data, |access, value| changes |= port.config_write(access, value)),
@@ -241,13 +263,12 @@ impl Hierarchy {
     fn follow(&mut self, id: FunctionId, changes: Changes, effects: &mut Vec<Effect>) {
         let below = self.below(id);
         if changes.contains(Changes::RESET_BELOW) {
-            for id in below.iter().skip(1) {
-                if let Some(node) = self.nodes.get_mut(index(*id)) {
-                    node.reset(ResetKind::Hot);
-                }
-            }
+            self.reset_functions(below.get(1..).unwrap_or_default(), ResetKind::Hot, effects);
         }
-        if changes != Changes::BUS_RANGE {
+        if changes.contains(Changes::SLOT) {
+            self.tell(id, effects);
+        }
+        if !changes.difference(Changes::BUS_RANGE | Changes::SLOT).is_empty() {
             self.settle(&below, effects);
         }
         if changes.intersects(Changes::BUS_RANGE | Changes::RESET_BELOW | Changes::LINK) {
@@ -255,11 +276,27 @@ impl Hierarchy {
         }
     }
 
+    fn reset_functions(&mut self, ids: &[FunctionId], kind: ResetKind, effects: &mut Vec<Effect>) {
+        for id in ids {
+            if let Some(node) = self.nodes.get_mut(id) {
+                node.reset(kind);
+            }
+            self.tell(*id, effects);
+        }
+    }
+
+    /// Passes on what the guest told by a port's slot.
+    fn tell(&mut self, id: FunctionId, effects: &mut Vec<Effect>) {
+        if let Some(What::Port(port)) = self.nodes.get_mut(&id).map(|node| &mut node.what) {
+            effects.extend(port.take_events().into_iter().map(|event| Effect::Slot { port: id, event }));
+        }
+    }
+
     /// `id` and everything below it, parents first.
     fn below(&self, id: FunctionId) -> Vec<FunctionId> {
         let mut found = vec![id];
         let mut next = 0;
-        while let Some(node) = found.get(next).and_then(|id| self.nodes.get(index(*id))) {
+        while let Some(node) = found.get(next).and_then(|id| self.nodes.get(id)) {
             found.extend(&node.children);
             next += 1;
         }
@@ -269,11 +306,11 @@ impl Hierarchy {
     /// The ports between a function and its root complex, nearest first, and the root complex.
     fn above(&self, id: FunctionId) -> (Vec<&Port>, Option<&Root>) {
         let mut ports = Vec::new();
-        let mut on = self.nodes.get(index(id)).map(|node| node.on);
+        let mut on = self.nodes.get(&id).map(|node| node.on);
         loop {
             match on {
                 Some(Parent::Port(port)) => {
-                    let node = self.nodes.get(index(port));
+                    let node = self.nodes.get(&port);
                     if let Some(What::Port(port)) = node.map(|node| &node.what) {
                         ports.push(port.as_ref());
                     }
@@ -294,12 +331,9 @@ impl Hierarchy {
     /// Tells which mirrors lie where configuration reads reach their functions. Looks at all: one bridge that moves can take
     /// another's place.
     fn settle_mirrors(&mut self, effects: &mut Vec<Effect>) {
-        let in_place: Vec<(FunctionId, bool)> = (0..)
-            .map(FunctionId)
-            .zip(&self.nodes)
-            .filter(|(_, node)| node.mirrored)
-            .map(|(id, node)| (id, self.find(node.planned_at.segment, node.planned_at.bdf) == Some(id)))
-            .collect();
+        let mirrored = self.nodes.iter().filter(|(_, node)| node.mirrored);
+        let in_place: Vec<(FunctionId, bool)> =
+            mirrored.map(|(id, node)| (*id, self.find(node.planned_at.segment, node.planned_at.bdf) == Some(*id))).collect();
         self.reach.settle_mirrors(&in_place, effects);
     }
 
@@ -326,10 +360,6 @@ impl Node {
             What::Endpoint(shared) => lock(shared).reset(kind),
         }
     }
-}
-
-fn index(id: FunctionId) -> usize {
-    usize::try_from(id.0).unwrap_or(usize::MAX)
 }
 
 /// A poisoned lock means a panic in a test build; the registers behind it are still a valid state.

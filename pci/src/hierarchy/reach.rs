@@ -33,6 +33,12 @@ impl Reach {
         self.by_address.iter().map(|(at, ((function, bar), size))| (*function, *bar, *at, *size))
     }
 
+    /// How many entries are held of any kind.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.by_address.len() + self.placed.len() + self.blocked.len() + self.masters.len() + self.mirrors.len()
+    }
+
     /// Brings the set to what the given endpoints want. First everything that leaves is hidden, then everything that
     /// fits is mapped, those that waited for room included.
     pub(super) fn settle(&mut self, wanted: &[Wanted], effects: &mut Vec<Effect>) {

@@ -4,14 +4,12 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::access::{Access, Reg};
-use crate::bar::{BarIndex, BarKind, BarSpec, Bars};
-use crate::emulated::{Emulated, EmulatedSpec, InterruptSpec};
-use crate::function::{BarPiece, Changes, PciFunction, ResetKind};
+use crate::bar::{BarKind, BarSpec};
+use crate::emulated::{EmulatedSpec, InterruptSpec};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::mirror::FakeMirror;
-use crate::testing::FakeMsi;
+use crate::testing::{FakeEndpoint, FakeMsi};
 use crate::topology::{
     Apertures, EndpointSpec, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, RootComplexSpec, Topology, Window,
 };
@@ -19,39 +17,6 @@ use crate::topology::{
 const BAR: BarSpec = BarSpec { kind: BarKind::Memory64, prefetchable: true, size: 1 << 20 };
 const IDS: Ids =
     Ids { vendor: 0x1234, device: 1, class: ClassCode::new(0x08_8000), revision: 0, subsystem_vendor: 0, subsystem: 0 };
-
-struct Plain(Emulated);
-
-impl PciFunction for Plain {
-    fn config_read(&mut self, reg: Reg) -> u32 {
-        self.0.config_read(reg)
-    }
-    fn config_write(&mut self, access: Access, value: u32) -> Changes {
-        self.0.config_write(access, value)
-    }
-    fn bars(&self) -> &Bars {
-        self.0.bars()
-    }
-    fn program(&mut self, programming: &Programming) {
-        self.0.program(programming);
-    }
-    fn bar_layout(&self, _: BarIndex) -> Vec<BarPiece> {
-        Vec::new()
-    }
-    fn bar_read(&mut self, _: BarIndex, _: u64, data: &mut [u8]) {
-        data.fill(0xFF);
-    }
-    fn bar_write(&mut self, _: BarIndex, _: u64, _: &[u8]) {}
-    fn reset(&mut self, kind: ResetKind) {
-        self.0.reset(kind);
-    }
-    fn bus_master(&self) -> bool {
-        self.0.bus_master()
-    }
-    fn detach(&mut self) {
-        self.0.detach();
-    }
-}
 
 fn topology() -> Topology {
     let port = |name: &str, on: &str, kind| NodeSpec {
@@ -109,7 +74,7 @@ impl Rig {
                 vendor_capabilities: Vec::new(),
                 serial_number: None,
             };
-            Ok(Arc::new(Mutex::new(Plain(Emulated::new(&spec, Arc::new(FakeMsi::default()), None).unwrap()))))
+            Ok(Arc::new(Mutex::new(FakeEndpoint::new(&spec).unwrap())))
         })
         .unwrap();
         Self { tree, plan }

@@ -1,3 +1,5 @@
+mod slots;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -8,7 +10,7 @@ use crate::ext_caps::walk_extended;
 use crate::function::FunctionId;
 use crate::link::Link;
 use crate::testing::FakeMsi;
-use crate::topology::{Parent, PlannedKind, PortSpec, Window, Windows};
+use crate::topology::{HotPlug, Parent, PlannedKind, PortSpec, Window, Windows};
 
 const KINDS: [PortKind; 3] = [PortKind::Root, PortKind::Upstream, PortKind::Downstream];
 
@@ -18,9 +20,18 @@ const WINDOWS: Windows = Windows {
 };
 
 fn build(kind: PortKind, ids: Option<Ids>) -> Port {
-    let spec = PortSpec { kind, ids, link: Link::default(), atomic_completers: 3, hotplug: None };
+    build_with(kind, ids, None, true, &Arc::default())
+}
+
+fn build_with(kind: PortKind, ids: Option<Ids>, hotplug: Option<HotPlug>, occupied: bool, msi: &Arc<FakeMsi>) -> Port {
+    let (planned, port) = planned(kind, ids, hotplug, occupied);
+    Port::new(&planned, &port, msi.clone()).unwrap()
+}
+
+fn planned(kind: PortKind, ids: Option<Ids>, hotplug: Option<HotPlug>, occupied: bool) -> (PlannedFunction, PlannedPort) {
+    let spec = PortSpec { kind, ids, link: Link::default(), atomic_completers: 3, hotplug };
     let buses = BusRange { secondary: 1, subordinate: 4 };
-    let port = PlannedPort { spec, buses, windows: WINDOWS, slot: 0x103, occupied: true, reserved: None, intx: None };
+    let port = PlannedPort { spec, buses, windows: WINDOWS, slot: 0x103, occupied, reserved: None, intx: None };
     let planned = PlannedFunction {
         id: FunctionId(0),
         name: "port".into(),
@@ -29,7 +40,7 @@ fn build(kind: PortKind, ids: Option<Ids>) -> Port {
         multifunction: true,
         kind: PlannedKind::Port(port.clone()),
     };
-    Port::new(&planned, &port, Arc::new(FakeMsi::default())).unwrap()
+    (planned, port)
 }
 
 fn read(port: &Port, offset: u16) -> u32 {

@@ -23,6 +23,7 @@ pub use plan::{
     Note, Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Reserved, Window, Windows,
 };
 pub use planner::PlanError;
+pub(crate) use sizing::Free;
 pub use spec::{
     EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, Removal, Reserve, RootComplexSpec, Topology,
 };

@@ -57,17 +57,17 @@ pub(super) struct Item {
 
 /// Addresses that are free, in ascending order.
 #[derive(Debug, Clone)]
-pub(super) struct Free {
+pub(crate) struct Free {
     spans: Vec<Window>,
 }
 
 impl Free {
-    pub(super) const fn new(spans: Vec<Window>) -> Self {
+    pub(crate) const fn new(spans: Vec<Window>) -> Self {
         Self { spans }
     }
 
     /// Takes the lowest `size` bytes at a multiple of `align`, a power of two.
-    pub(super) fn take(&mut self, size: u64, align: u64) -> Option<u64> {
+    pub(crate) fn take(&mut self, size: u64, align: u64) -> Option<u64> {
         for index in 0..self.spans.len() {
             let span = self.spans[index];
             let Some(at) = span.base.checked_next_multiple_of(align) else { continue };

@@ -2,15 +2,8 @@
 
 use super::*;
 
-fn hot(mut node: NodeSpec, reserve: Reserve) -> NodeSpec {
-    if let NodeKind::Port(port) = &mut node.kind {
-        port.hotplug = Some(HotPlug { reserve, removal: Removal::Surprise });
-    }
-    node
-}
-
-const fn kept(memory: u64, prefetchable: u64, buses: u8) -> Reserve {
-    Reserve { memory: Some(memory), prefetchable: Some(prefetchable), buses }
+fn hot(node: NodeSpec, reserve: Reserve) -> NodeSpec {
+    super::hot(node, reserve, Removal::Surprise)
 }
 
 fn hot_ports(count: usize, reserve: Reserve) -> Topology {

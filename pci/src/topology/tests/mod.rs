@@ -119,6 +119,18 @@ pub fn port_of<'a>(plan: &'a Plan, name: &str) -> &'a PlannedPort {
     }
 }
 
+/// A port whose device can be changed.
+pub fn hot(mut node: NodeSpec, reserve: Reserve, removal: Removal) -> NodeSpec {
+    if let NodeKind::Port(port) = &mut node.kind {
+        port.hotplug = Some(HotPlug { reserve, removal });
+    }
+    node
+}
+
+pub const fn kept(memory: u64, prefetchable: u64, buses: u8) -> Reserve {
+    Reserve { memory: Some(memory), prefetchable: Some(prefetchable), buses }
+}
+
 /// Every BAR that has an address: whose, which, what it asks for, where.
 pub fn placed_bars(plan: &Plan) -> Vec<(FunctionId, usize, BarSpec, u64)> {
     let mut placed = Vec::new();

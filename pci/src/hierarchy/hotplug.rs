@@ -1,0 +1,420 @@
+//! Adds devices to a live tree and takes them out: what may go where, in which order a guest learns of it.
+//!
+//! A device comes: [`Hierarchy::check_fit`] before anything is opened, [`Hierarchy::next_id`] for each function, then
+//! [`Hierarchy::plug`]. A device leaves at once by [`Hierarchy::unplug`], or, where the port has a way to ask, after
+//! [`Hierarchy::request_removal`] and [`SlotEvent::Released`](crate::slot::SlotEvent). What it held in the machine goes when
+//! the guest has cleared the events, or after a deadline of the caller's ([`Hierarchy::expire`]).
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::fit::{self, Shortfall, Specs};
+use super::{Hierarchy, Node, What, lock, reach};
+use crate::access::Reg;
+use crate::address::{Bdf, Devfn, Sbdf};
+use crate::bar::BarSpec;
+use crate::effect::Effect;
+use crate::function::{FunctionId, Programming, Shared};
+use crate::intx::{self, IntxRoute};
+use crate::port::Port;
+use crate::regs::header;
+use crate::seams::IntxLine;
+use crate::slot::{Slot, SlotError};
+use crate::topology::{Name, Parent, PortKind, Removal, Windows};
+
+/// A function that comes.
+pub struct Newcomer {
+    /// From [`Hierarchy::next_id`].
+    pub id: FunctionId,
+    /// What users call it.
+    pub name: Name,
+    /// Its place: device 0, any function number. Function 0 must be among those that come together.
+    pub at: Devfn,
+    /// The function, in its reset state.
+    pub function: Shared,
+    /// It is shown in a mirror, which lies at its place on the bus that the plan gives the port
+    /// ([`crate::function::PciFunction::mirror`]).
+    pub mirrored: bool,
+}
+
+/// A port as a user sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Which function it is.
+    pub id: FunctionId,
+    /// Its name.
+    pub name: Name,
+    /// Its kind.
+    pub kind: PortKind,
+    /// Physical slot number; 0 for upstream ports.
+    pub slot: u16,
+    /// How a device leaves; `None` when the port is not hot-pluggable.
+    pub removal: Option<Removal>,
+    /// What hangs on it directly.
+    pub occupants: Vec<(FunctionId, Name)>,
+    /// The guest has yet to take note of the last removal.
+    pub leaving: bool,
+    /// A removal was asked for and has not happened.
+    pub requested: bool,
+    /// Windows that a device has below it.
+    pub windows: Windows,
+}
+
+impl PortInfo {
+    /// Whether a device can be added at this moment.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        self.removal.is_some() && self.occupants.is_empty() && !self.leaving
+    }
+}
+
+/// Hot-plug ports, for messages.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PortList(pub Vec<PortInfo>);
+
+impl fmt::Display for PortList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("no port is hot-pluggable");
+        }
+        f.write_str("hot-plug ports: ")?;
+        for (index, port) in self.0.iter().enumerate() {
+            write!(f, "{}{} `{}` ", if index == 0 { "" } else { ", " }, port.kind.noun(), port.name)?;
+            match (port.occupants.as_slice(), port.leaving) {
+                ([], false) => f.write_str("is free")?,
+                ([], true) => f.write_str("waits for the guest")?,
+                ([(_, only)], _) => write!(f, "has `{only}`")?,
+                ([(_, first), more @ ..], _) => write!(f, "has `{first}` and {} more", more.len())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Hierarchy {
+    /// An id for a function that comes. No id is given twice.
+    pub const fn next_id(&mut self) -> FunctionId {
+        let id = FunctionId(self.next);
+        self.next = self.next.saturating_add(1);
+        id
+    }
+
+    /// All ports, in the order of the plan.
+    pub fn ports(&self) -> impl Iterator<Item = PortInfo> + '_ {
+        self.nodes.iter().filter_map(|(id, node)| match &node.what {
+            What::Port(port) => Some(self.info(*id, node, port)),
+            What::Endpoint(_) => None,
+        })
+    }
+
+    /// Whether a device whose functions have `bars` fits on `port` and can be added at this moment.
+    pub fn check_fit(&self, port: FunctionId, bars: &[[Option<BarSpec>; 6]]) -> Result<(), PlugError> {
+        let (node, registers) = self.hot_port(port)?;
+        let name = || node.name.clone();
+        let slot = registers.slot().ok_or_else(|| PlugError::NotHotPluggable { port: name(), ports: self.list() })?;
+        if !node.children.is_empty() {
+            let by = node.children.first().and_then(|id| self.nodes.get(id)).map(|child| child.name.clone());
+            return Err(PlugError::Occupied { port: name(), by: by.unwrap_or_else(name), ports: self.list() });
+        }
+        if slot.leaving() {
+            return Err(PlugError::Leaving { port: name() });
+        }
+        fit::place(usable(registers), bars).map(drop).map_err(|missing| PlugError::NoRoom {
+            port: name(),
+            missing,
+            ports: self.list(),
+        })
+    }
+
+    /// Adds the functions of one device to an empty port and tells the guest. Their BARs are left to the guest.
+    ///
+    /// The machine must know of them before, since the guest may use them at once. No cycle comes in between, so that a guest
+    /// that sees function 0 sees all.
+    pub fn plug(&mut self, port: FunctionId, functions: Vec<Newcomer>, effects: &mut Vec<Effect>) -> Result<(), PlugError> {
+        let specs: Vec<Specs> = functions.iter().map(|newcomer| specs(&newcomer.function)).collect();
+        self.check_fit(port, &specs)?;
+        self.check_places(port, &functions)?;
+        let programmed = self.programming(port, &functions, &specs);
+        let ids: Vec<FunctionId> = functions.iter().map(|newcomer| newcomer.id).collect();
+        let bus = self.planned_bus(port)?;
+        for (newcomer, programming) in functions.into_iter().zip(programmed) {
+            let unassigned = Programming { bars: [None; 6], memory: false, ..programming };
+            lock(&newcomer.function).program(&unassigned);
+            let node = Node {
+                name: newcomer.name,
+                on: Parent::Port(port),
+                devfn: newcomer.at,
+                planned_at: Sbdf { bdf: Bdf::new(bus.bdf.bus(), newcomer.at), ..bus },
+                mirrored: newcomer.mirrored,
+                programming,
+                what: What::Endpoint(newcomer.function),
+                children: Vec::new(),
+            };
+            self.nodes.insert(newcomer.id, node);
+        }
+        if let Some(node) = self.nodes.get_mut(&port) {
+            node.children.extend(&ids);
+        }
+        self.settle(&ids, effects);
+        self.settle_mirrors(effects);
+        let inserted = self.with_port(port, Port::insert);
+        self.tell(port, effects);
+        inserted
+    }
+
+    /// Asks the guest to let go of the device on `port`. [`crate::slot::SlotEvent::Released`] follows when it has.
+    pub fn request_removal(&mut self, port: FunctionId) -> Result<(), PlugError> {
+        self.with_port(port, Port::request_removal)
+    }
+
+    /// Takes out everything below `port`, whether or not the guest has let go of it, and tells the guest. From here on the
+    /// functions read all ones, decode nothing and send nothing; they never come back. Keep what stands behind them (memory,
+    /// DMA maps) until the guest has cleared the events.
+    pub fn unplug(&mut self, port: FunctionId, effects: &mut Vec<Effect>) -> Result<Vec<(FunctionId, Shared)>, PlugError> {
+        let (node, registers) = self.hot_port(port)?;
+        if registers.slot().is_none() {
+            return Err(PlugError::NotHotPluggable { port: node.name.clone(), ports: self.list() });
+        }
+        if node.children.is_empty() {
+            return Err(PlugError::Slot { port: node.name.clone(), source: SlotError::Empty });
+        }
+        let below: Vec<FunctionId> = self.below(port).into_iter().skip(1).collect();
+        let mut gone = Vec::new();
+        for id in &below {
+            if let Some(shared) = self.endpoint(*id) {
+                lock(shared).detach();
+                gone.push((*id, Shared::clone(shared)));
+            }
+        }
+        let nothing =
+            |(function, _): &(FunctionId, Shared)| reach::Wanted { function: *function, bars: Vec::new(), bus_master: false };
+        self.reach.settle(&gone.iter().map(nothing).collect::<Vec<_>>(), effects);
+        let mirrors: Vec<(FunctionId, bool)> = below.iter().map(|id| (*id, false)).collect();
+        self.reach.settle_mirrors(&mirrors, effects);
+        self.nodes.retain(|id, _| !below.contains(id));
+        if let Some(node) = self.nodes.get_mut(&port) {
+            node.children.clear();
+        }
+        self.with_port(port, Port::remove)?;
+        self.tell(port, effects);
+        Ok(gone)
+    }
+
+    /// The guest has had its time on `port`: a new device or a new request waits for it no longer.
+    pub fn expire(&mut self, port: FunctionId) {
+        if let Some(What::Port(port)) = self.nodes.get_mut(&port).map(|node| &mut node.what) {
+            port.expire();
+        }
+    }
+
+    /// Where interrupt pin `pin` (1 INTA to 4 INTD) of a function at `at` on the bus below `port` arrives.
+    #[must_use]
+    pub fn intx(&self, port: FunctionId, at: Devfn, pin: u8) -> Option<IntxRoute> {
+        let (mut device, mut pin, mut on) = (at.device(), pin.checked_sub(1).filter(|pin| *pin < 4)?, Parent::Port(port));
+        loop {
+            match on {
+                Parent::RootComplex(root_complex) => return Some(IntxRoute { root_complex, device, pin }),
+                Parent::Port(port) => {
+                    let node = self.nodes.get(&port)?;
+                    pin = intx::swizzle(device, pin);
+                    (device, on) = (node.devfn.device(), node.on);
+                }
+            }
+        }
+    }
+
+    /// Gives `port` its wire, for guests that use no messages; the plan tells which. Ports without a pin take none.
+    pub fn connect(&self, port: FunctionId, line: Box<dyn IntxLine>) {
+        if let Some(What::Port(port)) = self.nodes.get(&port).map(|node| &node.what) {
+            port.connect(line);
+        }
+    }
+
+    fn info(&self, id: FunctionId, node: &Node, port: &Port) -> PortInfo {
+        let slot = port.slot();
+        let occupants = node.children.iter().filter_map(|id| Some((*id, self.nodes.get(id)?.name.clone())));
+        PortInfo {
+            id,
+            name: node.name.clone(),
+            kind: port.kind(),
+            slot: port.planned().slot,
+            removal: slot.map(Slot::removal),
+            occupants: occupants.collect(),
+            leaving: slot.is_some_and(Slot::leaving),
+            requested: slot.is_some_and(Slot::requested),
+            windows: usable(port),
+        }
+    }
+
+    fn list(&self) -> PortList {
+        PortList(self.ports().filter(|port| port.removal.is_some()).collect())
+    }
+
+    fn hot_port(&self, id: FunctionId) -> Result<(&Node, &Port), PlugError> {
+        let node = self.nodes.get(&id);
+        match node.map(|node| (node, &node.what)) {
+            Some((node, What::Port(port))) => Ok((node, port.as_ref())),
+            _ => Err(PlugError::NoPort { id: id.0, ports: self.list() }),
+        }
+    }
+
+    /// Where the plan has function 0 of what hangs on a port.
+    fn planned_bus(&self, id: FunctionId) -> Result<Sbdf, PlugError> {
+        let (node, port) = self.hot_port(id)?;
+        let bdf = Bdf::new(port.planned().buses.secondary, Devfn::ZERO);
+        Ok(Sbdf { segment: node.planned_at.segment, bdf })
+    }
+
+    fn with_port(&mut self, id: FunctionId, act: impl FnOnce(&mut Port) -> Result<(), SlotError>) -> Result<(), PlugError> {
+        let done = match self.nodes.get_mut(&id).map(|node| (&node.name, &mut node.what)) {
+            Some((name, What::Port(port))) => act(port).map_err(|source| (name.clone(), source)),
+            _ => return Err(PlugError::NoPort { id: id.0, ports: self.list() }),
+        };
+        done.map_err(|(port, source)| match source {
+            SlotError::Absent => PlugError::NotHotPluggable { port, ports: self.list() },
+            source => PlugError::Slot { port, source },
+        })
+    }
+
+    /// Whether the newcomers form one device below a link.
+    fn check_places(&self, port: FunctionId, functions: &[Newcomer]) -> Result<(), PlugError> {
+        let name = || self.nodes.get(&port).map_or_else(|| Name::from("?"), |node| node.name.clone());
+        let mut taken = 0u8;
+        for newcomer in functions {
+            let bit = 1 << newcomer.at.function();
+            if newcomer.at.device() != 0 || taken & bit != 0 {
+                return Err(PlugError::Place { function: newcomer.name.clone(), at: newcomer.at, port: name() });
+            }
+            taken |= bit;
+            if newcomer.id.0 >= self.next || self.nodes.contains_key(&newcomer.id) {
+                return Err(PlugError::Id { function: newcomer.name.clone(), id: newcomer.id.0 });
+            }
+        }
+        if taken & 1 == 0 { Err(PlugError::FunctionZero { port: name() }) } else { Ok(()) }
+    }
+
+    /// What the newcomers are given at a reset of the machine, since nobody else would give it to them: places in the windows
+    /// that the plan gave to the port, if they fit there.
+    fn programming(&self, port: FunctionId, functions: &[Newcomer], specs: &[Specs]) -> Vec<Programming> {
+        let planned = self.hot_port(port).map(|(_, port)| port.planned().windows).unwrap_or_default();
+        let places = fit::place(planned, specs).ok();
+        let programming = functions.iter().enumerate().map(|(index, newcomer)| {
+            let [_, pin, ..] = lock(&newcomer.function).config_read(Reg::containing(header::INTERRUPT)).to_le_bytes();
+            let line = self.intx(port, newcomer.at, pin).and_then(|route| u8::try_from(intx::gsi(route)).ok());
+            let bars = places.as_ref().and_then(|places| places.get(index)).copied();
+            Programming {
+                bars: bars.unwrap_or([None; 6]),
+                memory: bars.is_some(),
+                interrupt_line: line.unwrap_or(0xFF),
+                multifunction: newcomer.at.function() == 0 && functions.len() > 1,
+            }
+        });
+        programming.collect()
+    }
+}
+
+/// The windows that a guest would use: those that it has programmed, or, where one is closed, the plan's. A guest that is
+/// about to program a window has it closed for a moment, and address 0 is no address.
+fn usable(port: &Port) -> Windows {
+    let (now, planned) = (port.windows(), port.planned().windows);
+    Windows {
+        memory: now.memory.filter(|window| window.base != 0).or(planned.memory),
+        prefetchable: now.prefetchable.filter(|window| window.base != 0).or(planned.prefetchable),
+    }
+}
+
+fn specs(function: &Shared) -> Specs {
+    let mut specs = [None; 6];
+    for (bar, spec) in lock(function).bars().specs() {
+        if let Some(place) = specs.get_mut(usize::from(bar)) {
+            *place = Some(spec);
+        }
+    }
+    specs
+}
+
+/// A device that cannot come or go.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+pub enum PlugError {
+    /// No such port.
+    #[error("function {id} is no port; {ports}")]
+    NoPort {
+        /// Asked for.
+        id: u32,
+        /// What there is.
+        ports: PortList,
+    },
+    /// A port whose device stays.
+    #[error("port `{port}` is not hot-pluggable; {ports}")]
+    NotHotPluggable {
+        /// Which.
+        port: Name,
+        /// What there is instead.
+        ports: PortList,
+    },
+    /// A port that has its device.
+    #[error("port `{port}` has `{by}`: take another port or remove that first; {ports}")]
+    Occupied {
+        /// Which.
+        port: Name,
+        /// What is there.
+        by: Name,
+        /// What there is instead.
+        ports: PortList,
+    },
+    /// A port whose last device the guest still works on.
+    #[error("the guest has not taken note of the last removal from port `{port}`: try again when it has")]
+    Leaving {
+        /// Which.
+        port: Name,
+    },
+    /// BARs that do not fit.
+    #[error(
+        "the device does not fit on port `{port}`: {missing}; take a port that keeps more, or let this one keep more when the machine is configured; {ports}"
+    )]
+    NoRoom {
+        /// Which.
+        port: Name,
+        /// What is missing.
+        missing: Shortfall,
+        /// What there is.
+        ports: PortList,
+    },
+    /// Functions that are no device.
+    #[error("`{function}` cannot be {at} on port `{port}`: there is device 0 only, with one function for each number")]
+    Place {
+        /// Which.
+        function: Name,
+        /// Where it wants to be.
+        at: Devfn,
+        /// The port.
+        port: Name,
+    },
+    /// No function 0, which guests look for first.
+    #[error("none of the functions for port `{port}` is function 0, which software looks for first: give one of them number 0")]
+    FunctionZero {
+        /// The port.
+        port: Name,
+    },
+    /// An id that is in use or was never given.
+    #[error("`{function}` has id {id}, which is not a fresh one: ask for the next id")]
+    Id {
+        /// Which.
+        function: Name,
+        /// Its id.
+        id: u32,
+    },
+    /// The slot is in no state for it.
+    #[error("port `{port}` cannot do that now")]
+    Slot {
+        /// Which.
+        port: Name,
+        /// Why.
+        #[source]
+        source: SlotError,
+    },
+}
+
+#[cfg(test)]
+mod tests;
