@@ -199,7 +199,7 @@ impl<'a> Copy<'a> {
         link: Option<Link>,
         atomic_completers: u8,
     ) -> Name {
-        if link.is_none() {
+        if link.is_none() && self.policy == Policy::Host {
             self.note(Note::NoLink { port: name.clone() });
         }
         let spec =
