@@ -50,12 +50,9 @@ def build(scenario, kernel, banyan, folder):
 
 def command(guest):
     """Banyan's command line for this guest."""
-    if guest.command:
-        return ["/lab/banyan", *guest.command]
+    cmdline = " ".join(filter(None, [GUEST_CMDLINE, guest.cmdline, f"lab.guest={guest.name}"]))
     words = ["/lab/banyan", "run", "--cpus", str(guest.cpus), "--memory", guest.memory, "--serial", "stdio"]
-    if KERNELS[guest.kernel]:
-        words += ["--kernel", f"/lab/{KERNELS[guest.kernel]}", "--initramfs", "/lab/guest.cpio"]
-        words += ["--cmdline", f"{GUEST_CMDLINE} {guest.cmdline} lab.guest={guest.name}".replace("  ", " ")]
+    words += ["--kernel", f"/lab/{KERNELS[guest.kernel]}", "--initramfs", "/lab/guest.cpio", "--cmdline", cmdline]
     return [*words, *guest.arguments]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent / "scenarios"
 
-KERNELS = {"elf": "vmlinux", "bzimage": "vmlinuz", "none": None}
+KERNELS = {"elf": "vmlinux", "bzimage": "vmlinuz"}
 
 
 class ScenarioError(Exception):
@@ -27,7 +27,6 @@ class Guest:
     memory: str = "512M"
     cmdline: str = ""
     arguments: tuple = ()
-    command: tuple = ()
     modules: tuple = ()
     script: str = ""
     before: str = ""
