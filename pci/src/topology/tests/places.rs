@@ -31,6 +31,44 @@ fn a_further_function_joins_the_sibling_before_it() {
 }
 
 #[test]
+fn ports_beyond_32_share_device_numbers() {
+    let ports = |count: usize, others: usize| -> Vec<NodeSpec> {
+        let others = (0..others).map(|index| on_root(&format!("e{index}")));
+        others.chain((0..count).map(|index| root_port(&format!("p{index}"), "rc0"))).collect()
+    };
+    for (count, others, last) in [(32, 0, "1f.0"), (33, 0, "10.0"), (200, 0, "1c.3"), (200, 3, "1f.3"), (252, 0, "1f.3")] {
+        let nodes = ports(count, others);
+        let plan = topology(nodes.clone()).plan(&roomy()).unwrap();
+        assert_sound(&topology(nodes), &plan, &roomy());
+        let place = |name: &str| plan.by_name(name).unwrap().at.bdf.devfn().to_string();
+        assert_eq!(place(&format!("p{}", count - 1)), last, "{count} ports and {others} others");
+    }
+    assert_eq!(topology(ports(1, 32)).check(), Err(TopologyError::Full { name: "p0".into(), on: "rc0".into() }));
+    let mixed = |count: usize| {
+        let mut nodes = ports(count, 0);
+        nodes.extend([root_port("q", "rc0"), function(root_port("q3", "rc0"), 3), at(root_port("r", "rc0"), 1, 0)]);
+        places(nodes)
+    };
+    let few = mixed(2);
+    assert_eq!(few, ["p0 00:00.0", "r 00:01.0", "p1 00:02.0", "q 00:03.0", "q3 00:03.3"]);
+    let many = mixed(60);
+    for place in ["p0 00:00.0", "p1 00:00.1", "r 00:01.0", "p2 00:02.0", "p59 00:1e.1", "q 00:1f.0", "q3 00:1f.3"] {
+        assert!(many.iter().any(|shown| shown == place), "{many:?} lacks {place}");
+    }
+}
+
+#[test]
+fn a_switch_has_more_than_32_downstream_ports_by_functions() {
+    let mut nodes = vec![root_port("rp", "rc0"), upstream("up", "rp")];
+    nodes.extend((0..64).map(|index| downstream(&format!("d{index}"), "up")));
+    let shown = places(nodes);
+    assert!(
+        ["d0 02:00.0", "d1 02:00.1", "d63 02:1f.1"].iter().all(|place| shown.iter().any(|shown| shown == place)),
+        "{shown:?}"
+    );
+}
+
+#[test]
 fn every_endpoint_below_a_port_is_device_0_of_its_own_bus() {
     let nodes = vec![
         root_port("rp0", "rc0"),
