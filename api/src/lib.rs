@@ -10,12 +10,14 @@
 //! | what is known about a machine without asking it? | [`info`] |
 //! | what do the bodies of HTTP requests mean? | [`dialect`] |
 //! | who serves them? | [`http`] |
+//! | how does a program call them? | [`client`] |
 //!
 //! Configuration is plain data. Whether a request makes sense for this host and this hierarchy is decided where the
 //! knowledge is: in the planner, the memory map and the devices.
 #![forbid(unsafe_code)]
 
 pub mod channel;
+pub mod client;
 pub mod command;
 pub mod config;
 pub mod dialect;

@@ -16,6 +16,10 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use thiserror::Error;
 
+mod ctl;
+
+pub use ctl::{CtlCommand, CtlOptions};
+
 /// What the user wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
@@ -26,6 +30,8 @@ pub enum Action {
         /// What is done with it.
         options: RunOptions,
     },
+    /// `banyan ctl`.
+    Ctl(Box<CtlOptions>),
     /// `banyan demo`.
     Demo(DemoOptions),
     /// `banyan completions`.
@@ -63,6 +69,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, Cl
     match Cli::try_parse_from(arguments)?.command {
         Command::Run(run) => run.action(),
         Command::Demo(demo) => Ok(Action::Demo(DemoOptions { verbose: demo.verbose, log: demo.log.unwrap_or_default() })),
+        Command::Ctl(ctl) => Ok(Action::Ctl(ctl)),
         Command::Completions { shell } => Ok(Action::Completions(shell)),
     }
 }
@@ -87,6 +94,9 @@ enum Command {
     /// Start a virtual machine
     #[command(after_help = "See `banyan run --help` for keys, defaults, exit codes and examples.", after_long_help = RUN_NOTES)]
     Run(Box<RunArguments>),
+    /// Ask something of a process that runs, or have it change its machine
+    #[command(after_long_help = ctl::NOTES)]
+    Ctl(Box<CtlOptions>),
     /// Show a replicated topology on any machine with /dev/kvm, and check it
     ///
     /// Boots a small built-in guest on an emulated host of two GPU and network cards behind nested switches. The guest finds

@@ -7,6 +7,7 @@ pub mod address_space;
 pub mod boot;
 pub mod cli;
 pub mod counters;
+pub mod ctl;
 pub mod demo;
 pub mod driver;
 pub mod effects;

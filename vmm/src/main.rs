@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
-use vmm::{demo, run};
+use vmm::{ctl, demo, run};
 
 fn main() -> ExitCode {
     let done = match cli::parse(std::env::args_os()) {
@@ -26,6 +26,13 @@ fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
             Ok(ExitCode::SUCCESS)
         }
         Action::Run { config, options } => Ok(run::run(&config, &options)?.into()),
+        Action::Ctl(options) => match ctl::run(&options, &mut io::stdout().lock()) {
+            Ok(()) => Ok(ExitCode::SUCCESS),
+            Err(error) => {
+                report(&error);
+                Ok(error.exit_code().into())
+            }
+        },
         Action::Demo(options) => Ok(demo::run(&options)?.into()),
     }
 }

@@ -1,0 +1,226 @@
+//! A blocking client of the HTTP API, for `banyan ctl` and for tests.
+//!
+//! One connection, one call at a time. It waits for a reply as long as the other side takes: removing a device takes as long
+//! as the guest does.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use thiserror::Error;
+
+use crate::dialect::json::ascii;
+
+/// Headers of a reply, at most.
+const HEADERS: usize = 32;
+/// Bytes of a reply's head, at most.
+const HEAD: usize = 16 << 10;
+/// Bytes of a reply's body, at most.
+const BODY: usize = 64 << 20;
+
+/// How an endpoint is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// To be told something.
+    Get,
+    /// To have something done.
+    Put,
+}
+
+/// A connection to a Banyan process.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    stream: UnixStream,
+    /// Bytes that have been read beyond the last reply.
+    rest: Vec<u8>,
+}
+
+impl Client {
+    /// Connects to the socket at `path`.
+    pub fn connect(path: &Path) -> Result<Self, ClientError> {
+        let stream = UnixStream::connect(path).map_err(|source| ClientError::Connect { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), stream, rest: Vec::new() })
+    }
+
+    /// Calls an endpoint by its name, such as `vm.info`. Returns the body of the reply, if it has one.
+    pub fn call(&mut self, verb: Verb, name: &str, body: Option<&Value>) -> Result<Option<Value>, ClientError> {
+        let verb = match verb {
+            Verb::Get => "GET",
+            Verb::Put => "PUT",
+        };
+        let body = body.map(ascii).unwrap_or_default();
+        let head = format!("{verb} /api/v1/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+        let lost = |path: &Path, source| ClientError::Lost { path: path.to_owned(), source };
+        let request = [head.as_bytes(), &body].concat();
+        // A server that refuses a request before its end closes the connection; its reply says more than the error.
+        let sent = self.stream.write_all(&request);
+        match (self.reply(name), sent) {
+            (Err(ClientError::Lost { .. }), Err(source)) => Err(lost(&self.path, source)),
+            (reply, _) => reply,
+        }
+    }
+
+    fn reply(&mut self, name: &str) -> Result<Option<Value>, ClientError> {
+        let path = self.path.clone();
+        let unusable = |what: &str| ClientError::NoHttp { path: path.clone(), what: what.to_owned() };
+        let (status, length, start) = loop {
+            let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+            let mut reply = httparse::Response::new(&mut headers);
+            match reply.parse(&self.rest) {
+                Ok(httparse::Status::Complete(start)) => {
+                    let length = reply.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
+                    let length = match length.map(|header| std::str::from_utf8(header.value).ok()?.parse().ok()) {
+                        None => 0,
+                        Some(Some(length)) if length <= BODY => length,
+                        Some(_) => return Err(unusable("a length that makes no sense")),
+                    };
+                    break (reply.code.unwrap_or_default(), length, start);
+                }
+                Ok(httparse::Status::Partial) if self.rest.len() <= HEAD => {}
+                Ok(httparse::Status::Partial) => return Err(unusable("headers without an end")),
+                Err(error) => return Err(unusable(&error.to_string())),
+            }
+            self.more()?;
+        };
+        while self.rest.len() < start + length {
+            self.more()?;
+        }
+        let body: Vec<u8> = self.rest.drain(..start + length).skip(start).collect();
+        let value = (!body.is_empty()).then(|| serde_json::from_slice::<Value>(&body)).transpose();
+        if (200..300).contains(&status) {
+            return value.map_err(|error| unusable(&error.to_string()));
+        }
+        let texts = |value: Value| Some(value.as_array()?.iter().filter_map(|text| Some(text.as_str()?.to_owned())).collect());
+        let causes = value.ok().flatten().and_then(texts).unwrap_or_default();
+        Err(ClientError::Refused { name: name.to_owned(), status, causes: Causes(causes) })
+    }
+
+    fn more(&mut self) -> Result<(), ClientError> {
+        let mut buffer = [0; 8192];
+        let lost = |source| ClientError::Lost { path: self.path.clone(), source };
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => {
+                    self.rest.extend_from_slice(buffer.get(..count).unwrap_or_default());
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(lost(error)),
+            }
+        }
+    }
+}
+
+/// Causes of a refusal, outermost first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Causes(pub Vec<String>);
+
+impl std::fmt::Display for Causes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_empty() { "no reason is given" } else { "" })?;
+        f.write_str(&self.0.join(": "))
+    }
+}
+
+/// A call that was not met.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// Nobody there.
+    #[error("no Banyan process can be reached at {path}; check the path and that the process runs", path = path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Gone.
+    #[error("the process at {path} ended before it answered", path = path.display())]
+    Lost {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Somebody else.
+    #[error("what listens at {path} is no Banyan process: its reply has {what}", path = path.display())]
+    NoHttp {
+        /// The socket.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// The answer is no.
+    #[error("{name}: {causes}")]
+    Refused {
+        /// What was called.
+        name: String,
+        /// HTTP status.
+        status: u16,
+        /// Why.
+        causes: Causes,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+
+    /// Calls something that answers with these bytes, piece by piece, and closes.
+    fn answered_with(pieces: &'static [&'static str]) -> Result<Option<Value>, ClientError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 1024];
+            let count = stream.read(&mut request).unwrap();
+            for piece in pieces {
+                stream.write_all(piece.as_bytes()).unwrap();
+            }
+            String::from_utf8(request[..count].to_vec()).unwrap()
+        });
+        let reply = Client::connect(&path).unwrap().call(Verb::Put, "vm.boot", None);
+        assert!(server.join().unwrap().starts_with("PUT /api/v1/vm.boot HTTP/1.1\r\n"));
+        reply
+    }
+
+    #[test]
+    fn a_reply_is_read_whole_however_it_is_cut() {
+        assert_eq!(answered_with(&["HTTP/1.1 204 \r\n\r\n"]).unwrap(), None);
+        let pieces = &["HTTP/1.1 200", " \r\ncontent-len", "gth: 7\r\n\r\n{\"a\":", "1}"];
+        assert_eq!(answered_with(pieces).unwrap(), Some(serde_json::json!({"a": 1})));
+    }
+
+    #[test]
+    fn a_refusal_carries_its_causes() {
+        let error = answered_with(&["HTTP/1.1 405 \r\nContent-Length: 9\r\n\r\n[\"a\",\"b\"]"]).unwrap_err();
+        assert!(matches!(&error, ClientError::Refused { status: 405, .. }));
+        assert_eq!(error.to_string(), "vm.boot: a: b");
+        let error = answered_with(&["HTTP/1.1 500 \r\nContent-Length: 0\r\n\r\n"]).unwrap_err();
+        assert_eq!(error.to_string(), "vm.boot: no reason is given");
+    }
+
+    #[test]
+    fn a_reply_that_is_none_is_told_from_one_that_breaks_off() {
+        for pieces in [
+            &["SSH-2.0-x\r\n"][..],
+            &["HTTP/1.1 200 \r\nContent-Length: -1\r\n\r\n"],
+            &["HTTP/1.1 200 \r\nContent-Length: 1\r\n\r\n{"],
+        ] {
+            assert!(matches!(answered_with(pieces), Err(ClientError::NoHttp { .. })), "{pieces:?}");
+        }
+        for pieces in [&[][..], &["HTTP/1.1 2"], &["HTTP/1.1 200 \r\nContent-Length: 9\r\n\r\n{"]] {
+            assert!(matches!(answered_with(pieces), Err(ClientError::Lost { .. })), "{pieces:?}");
+        }
+        let nowhere = Client::connect(Path::new("/nonexistent/s")).unwrap_err();
+        assert!(matches!(nowhere, ClientError::Connect { .. }));
+    }
+}

@@ -1,0 +1,110 @@
+//! `banyan ctl`: what a person can ask of a process that runs.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use api::config::flags::{FlagError, FlagProblem};
+use api::config::{CpuConfig, DeviceConfig, DiskConfig, Size};
+use clap::{Args, Subcommand, ValueHint};
+
+use super::keyed;
+
+/// `banyan ctl`.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct CtlOptions {
+    /// Socket of the process, as given to it with --api-socket
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub api_socket: PathBuf,
+
+    /// Print the reply as JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub command: CtlCommand,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
+pub enum CtlCommand {
+    /// Print version and process id
+    Ping,
+    /// Print the machine's state and what it consists of
+    Info,
+    /// Print devices and ports with their addresses in the guest
+    List,
+    /// Print counters, such as exits by kind
+    Counters,
+    /// Create a machine from a file with the JSON body of vm.create
+    Create {
+        /// The file; - reads standard input
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
+    /// Start the machine
+    Boot,
+    /// Hold the processors
+    Pause,
+    /// Let the processors go on
+    Resume,
+    /// Reset the machine
+    Reboot,
+    /// Press the power button
+    PowerButton,
+    /// End the guest and keep the machine, to be booted again
+    Stop,
+    /// End the guest and forget the machine
+    Delete,
+    /// End the guest and the process
+    Shutdown,
+    /// Add a device: a function of the host or a stub
+    ///
+    /// DEVICE is written as for `banyan run --device`: an address such as 0000:03:00.0 or the word stub, and keys such as id,
+    /// on=PORT and clique.
+    AddDevice {
+        /// The device, as for `banyan run --device`
+        #[arg(value_name = "DEVICE", value_parser = boxed::<DeviceConfig>)]
+        device: Box<DeviceConfig>,
+    },
+    /// Add a disk
+    AddDisk {
+        /// The disk, as for `banyan run --disk`
+        #[arg(value_name = "DISK", value_parser = boxed::<DiskConfig>)]
+        disk: Box<DiskConfig>,
+    },
+    /// Remove a device, once the guest has let it go
+    RemoveDevice {
+        /// Its name, as `list` shows it
+        #[arg(value_name = "ID")]
+        id: String,
+    },
+    /// Change the number of processors or the amount of memory
+    #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
+    Resize {
+        /// Processors in all
+        #[arg(long, value_name = "N", group = "what")]
+        cpus: Option<CpuConfig>,
+        /// Memory in all, such as 2G
+        #[arg(long, value_name = "SIZE", group = "what")]
+        memory: Option<Size>,
+    },
+}
+
+fn boxed<T: FromStr<Err = FlagError>>(text: &str) -> Result<Box<T>, FlagProblem> {
+    keyed(text).map(Box::new)
+}
+
+/// Text at the end of the long help.
+pub(super) const NOTES: &str = "\
+Exit codes:
+  0  done
+  1  refused or failed; standard error says why
+  2  the command line is wrong
+  3  nobody answers at the socket
+
+Examples:
+  banyan ctl --api-socket /run/vm.sock list
+  banyan ctl --api-socket /run/vm.sock add-device 0000:03:00.0,id=gpu0,on=rp1
+  banyan ctl --api-socket /run/vm.sock remove-device gpu0
+  banyan ctl --api-socket /run/vm.sock --json info";

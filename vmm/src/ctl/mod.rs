@@ -1,0 +1,121 @@
+//! Carries out `banyan ctl`: one call of the HTTP API, its reply as a table or as JSON.
+
+mod show;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use api::client::{Client, ClientError, Verb};
+use api::dialect;
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::cli::{CtlCommand, CtlOptions};
+
+/// Exit codes beside 0 and 1.
+pub mod exit_code {
+    /// Nobody answers at the socket.
+    pub const NO_ANSWER: u8 = 3;
+}
+
+/// Largest body that the API reads.
+const LARGEST: u64 = 4 << 20;
+
+/// `banyan ctl`.
+pub fn run(options: &CtlOptions, out: &mut dyn Write) -> Result<(), CtlError> {
+    let (verb, name, body) = call(&options.command)?;
+    let reply = Client::connect(&options.api_socket)?.call(verb, name, body.as_ref())?;
+    let text = match reply {
+        None => return Ok(()),
+        Some(reply) if options.json => format!("{reply:#}\n"),
+        Some(reply) => show::reply(name, &reply),
+    };
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // A reader such as head(1) that has seen enough is no error.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CtlError::Print(error)),
+        _ => Ok(()),
+    }
+}
+
+/// The call that a command stands for.
+fn call(command: &CtlCommand) -> Result<(Verb, &'static str, Option<Value>), CtlError> {
+    Ok(match command {
+        CtlCommand::Ping => (Verb::Get, "vmm.ping", None),
+        CtlCommand::Info => (Verb::Get, "vm.info", None),
+        CtlCommand::List => (Verb::Get, "vm.devices", None),
+        CtlCommand::Counters => (Verb::Get, "vm.counters", None),
+        CtlCommand::Create { file } => (Verb::Put, "vm.create", Some(read(file)?)),
+        CtlCommand::Boot => (Verb::Put, "vm.boot", None),
+        CtlCommand::Pause => (Verb::Put, "vm.pause", None),
+        CtlCommand::Resume => (Verb::Put, "vm.resume", None),
+        CtlCommand::Reboot => (Verb::Put, "vm.reboot", None),
+        CtlCommand::PowerButton => (Verb::Put, "vm.power-button", None),
+        CtlCommand::Stop => (Verb::Put, "vm.shutdown", None),
+        CtlCommand::Delete => (Verb::Put, "vm.delete", None),
+        CtlCommand::Shutdown => (Verb::Put, "vmm.shutdown", None),
+        CtlCommand::AddDevice { device } => (Verb::Put, "vm.add-device", Some(dialect::device_body(device))),
+        CtlCommand::AddDisk { disk } => (Verb::Put, "vm.add-disk", Some(dialect::disk_body(disk))),
+        CtlCommand::RemoveDevice { id } => (Verb::Put, "vm.remove-device", Some(json!({ "id": id }))),
+        CtlCommand::Resize { cpus, memory } => {
+            let body =
+                json!({ "desired_vcpus": cpus.map(|cpus| cpus.count), "desired_ram": memory.map(|memory| memory.bytes()) });
+            (Verb::Put, "vm.resize", Some(body))
+        }
+    })
+}
+
+/// A body from a file.
+fn read(path: &Path) -> Result<Value, CtlError> {
+    let failed = |source| CtlError::Read { path: path.to_owned(), source };
+    let mut text = Vec::new();
+    if path == Path::new("-") {
+        io::stdin().take(LARGEST).read_to_end(&mut text).map_err(failed)?;
+    } else {
+        File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut text)).map_err(failed)?;
+    }
+    serde_json::from_slice(&text).map_err(|source| CtlError::Json { path: path.to_owned(), source })
+}
+
+/// A command that was not carried out.
+#[derive(Debug, Error)]
+pub enum CtlError {
+    /// By the other side, or there is none.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// No body.
+    #[error("{path} cannot be read", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A body that is none.
+    #[error("{path} is no JSON", path = path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// Standard output.
+    #[error("cannot write to standard output")]
+    Print(#[source] io::Error),
+}
+
+impl CtlError {
+    /// Exit code of the process.
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Client(ClientError::Connect { .. } | ClientError::Lost { .. }) => exit_code::NO_ANSWER,
+            _ => 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+//! Shows replies to a person. A value that is missing, or of another type than expected, is shown as `-`: the other side may
+//! be another version.
+
+use std::fmt::Write as _;
+
+use api::config::Size;
+use serde_json::Value;
+
+/// The reply to a call of `name`, with a newline at its end.
+pub(super) fn reply(name: &str, reply: &Value) -> String {
+    match name {
+        "vmm.ping" => format!("Banyan {}, process {}\n", word(&reply["version"]), word(&reply["pid"])),
+        "vm.info" => info(reply),
+        "vm.devices" => listing(reply),
+        "vm.counters" => counters(reply),
+        _ if reply.get("bdf").is_some() => {
+            let path = word(&reply["pci_path"]);
+            format!("{} is at {} (path {path})\n", word(&reply["id"]), word(&reply["bdf"]))
+        }
+        _ => format!("{reply:#}\n"),
+    }
+}
+
+/// A value in one word.
+fn word(value: &Value) -> String {
+    match value {
+        Value::String(text) if !text.is_empty() => text.clone(),
+        Value::Number(number) => number.to_string(),
+        Value::Bool(on) => if *on { "yes" } else { "no" }.to_owned(),
+        Value::Array(values) if !values.is_empty() => values.iter().map(word).collect::<Vec<_>>().join(","),
+        _ => "-".to_owned(),
+    }
+}
+
+fn size(value: &Value) -> String {
+    value.as_u64().map_or_else(|| "-".to_owned(), |bytes| Size(bytes).to_string())
+}
+
+fn info(info: &Value) -> String {
+    let config = &info["config"];
+    let (cpus, memory) = (&config["cpus"], &config["memory"]);
+    let mut rows = vec![("state", word(info.get("phase").unwrap_or(&info["state"])))];
+    if let Some(progress) = info.get("progress") {
+        let (done, total) = (size(&progress["done"]), size(&progress["total"]));
+        rows.push(("progress", format!("{} {} % ({done} of {total})", word(&progress["step"]), word(&progress["percent"]))));
+    }
+    rows.push(("processors", up_to(word(&cpus["boot_vcpus"]), word(&cpus["max_vcpus"]))));
+    let growth = memory["hotplug_size"].as_u64().filter(|bytes| *bytes > 0);
+    let growth = growth.map(|bytes| format!(", can grow by {}", Size(bytes))).unwrap_or_default();
+    rows.push(("memory", format!("{}{growth}", size(&info["memory_actual_size"]))));
+    for (title, key) in [("kernel", "kernel"), ("initramfs", "initramfs"), ("cmdline", "cmdline"), ("firmware", "firmware")] {
+        if let Some(value) = config["payload"].get(key) {
+            rows.push((title, word(value)));
+        }
+    }
+    rows.push(("hierarchy", word(&config["banyan"])));
+    let devices = info["device_tree"].as_object().map(|devices| devices.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
+    rows.push(("devices", if devices.is_empty() { "-".to_owned() } else { devices.join(", ") }));
+    rows.iter().fold(String::new(), |mut text, (title, value)| {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{title:<11} {value}");
+        text
+    })
+}
+
+fn up_to(now: String, most: String) -> String {
+    if now == most { now } else { format!("{now}, up to {most}") }
+}
+
+fn listing(listing: &Value) -> String {
+    let empty = Vec::new();
+    let rows = |key: &str| listing[key].as_array().unwrap_or(&empty).clone();
+    let devices = rows("devices").into_iter().map(|device| {
+        ["id", "kind", "bdf", "pci_path", "port", "host_bdf", "clique", "label"].map(|key| word(&device[key])).to_vec()
+    });
+    let devices = table(&["DEVICE", "KIND", "ADDRESS", "PATH", "PORT", "HOST", "CLIQUE", "WHAT"], devices);
+    let ports = rows("ports").into_iter().map(|port| {
+        let mut row = ["name", "kind", "bdf", "hot_plug"].map(|key| word(&port[key])).to_vec();
+        row.extend(["memory", "prefetchable"].map(|key| size(&port[key])));
+        row.push(word(&port["devices"]));
+        row
+    });
+    let ports = table(&["PORT", "KIND", "ADDRESS", "HOT-PLUG", "MEMORY", "PREFETCHABLE", "DEVICES"], ports);
+    format!("{devices}\n{ports}")
+}
+
+fn counters(counters: &Value) -> String {
+    let empty = serde_json::Map::new();
+    let parts = counters.as_object().unwrap_or(&empty);
+    let rows = parts.iter().flat_map(|(part, counts)| {
+        let counts = counts.as_object().cloned().unwrap_or_default();
+        counts.into_iter().map(|(name, count)| vec![part.clone(), name, word(&count)]).collect::<Vec<_>>()
+    });
+    table(&["PART", "COUNTER", "COUNT"], rows)
+}
+
+/// Columns as wide as their widest value; no blanks at the end of a line.
+fn table(titles: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut lines = vec![titles.iter().map(|&title| title.to_owned()).collect::<Vec<_>>()];
+    // What the other side sends does not break the table or the terminal.
+    lines.extend(rows.map(|row| row.iter().map(|word| word.replace(char::is_control, "?")).collect()));
+    let width = |column: usize| lines.iter().filter_map(|line| line.get(column)).map(|word| word.chars().count()).max();
+    let widths: Vec<_> = (0..titles.len()).map(|column| width(column).unwrap_or(0)).collect();
+    lines.iter().fold(String::new(), |mut text, line| {
+        let line = line.iter().zip(&widths).fold(String::new(), |mut text, (word, width)| {
+            let _ = write!(text, "{word:<width$}  ");
+            text
+        });
+        let _ = writeln!(text, "{}", line.trim_end());
+        text
+    })
+}
