@@ -24,8 +24,7 @@ pub fn start(level: LevelFilter, file: Option<File>) {
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // This crate warns of interrupts that a device rightly lacks, and what matters comes back as an error.
-        let chatter = metadata.target().starts_with("vfio_ioctls") && metadata.level() > Level::Error;
+        let chatter = metadata.target().starts_with(devices::vfio::CHATTY_LOG_TARGET) && metadata.level() > Level::Error;
         metadata.level() <= log::max_level() && (!chatter || log::max_level() >= LevelFilter::Debug)
     }
 

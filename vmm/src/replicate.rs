@@ -297,7 +297,7 @@ fn host_name(kind: PortKind, at: HostBdf) -> Name {
 }
 
 fn own_name(device: &Name) -> Name {
-    Name(format!("port-{device}"))
+    Name(format!("{device}-port"))
 }
 
 /// A difference between the copy and the host, or a guess.

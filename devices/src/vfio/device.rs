@@ -1,119 +1,26 @@
 //! A function of the host as a [`PciFunction`]: brings together what the other files decide.
 
 use std::error::Error;
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
 use log::Level;
 use pci::access::{Access, Reg};
-use pci::bar::{BarError, BarIndex, BarSpec, Bars};
-use pci::caps::Clique;
-use pci::function::{BarPiece, Changes, FunctionId, Pages, PciFunction, Programming, ResetKind};
-use pci::ids::Ids;
-use pci::msi::MsiVectorsError;
-use pci::msix_table::MsixVectorsError;
+use pci::bar::{BarIndex, BarSpec, Bars};
+use pci::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind};
 use pci::regs::{command, header};
 use pci::seams::{IntxEvents, MsiRoutes};
-use thiserror::Error;
 
-use super::bar_map;
-use super::facts::{Facts, Snapshot};
-use super::hardware::{Hardware, OpenError};
-use super::host::{Area, CONFIG, HostDevice, IrqKind};
+use super::backing::Backing;
+use super::host::{CONFIG, HostDevice, IrqKind};
 use super::intx::Intx;
-use super::iommu::Domain;
-use super::mapping::{Mapping, PAGE};
 use super::msi::Msi;
 use super::msix::{Claim, Msix};
+use super::opened::{HostFunction, VfioError};
 use super::overlay::{Overlay, byte_runs, is_partial};
-use super::patch::{self, PatchError, PatchOptions, Placement, ROM};
-use super::regions::bar_specs;
+use super::patch::{self, ROM, VfioOptions};
 use super::reset::{self, Outcome};
 use super::vectors::{Lender, VectorError};
 use crate::complaints::Complaints;
-
-/// A function of the host that is open and not in a machine yet: tells what the planner must know.
-pub struct HostFunction<D: HostDevice> {
-    name: String,
-    device: D,
-    snapshot: Snapshot,
-    facts: Facts,
-    bars: [Option<BarSpec>; 6],
-}
-
-impl HostFunction<Hardware> {
-    /// Opens the function whose sysfs directory is `path` (it ends in the address). `name` is for messages.
-    pub fn open(name: &str, path: &Path, domain: &Domain) -> Result<Self, VfioError> {
-        let device = Hardware::open(name, path, domain).map_err(|source| VfioError::Open { source })?;
-        Self::new(name, device)
-    }
-}
-
-impl<D: HostDevice> HostFunction<D> {
-    /// Reads what `device` is.
-    pub fn new(name: &str, mut device: D) -> Result<Self, VfioError> {
-        let name = name.to_owned();
-        let size = device.size(CONFIG).min(0x1000);
-        let mut bytes = vec![0xFF; usize::try_from(size).unwrap_or(0)];
-        if let Err(source) = device.read(CONFIG, 0, &mut bytes) {
-            return Err(VfioError::Config { name, source });
-        }
-        let snapshot = Snapshot::new(&bytes);
-        let facts = Facts::of(&snapshot);
-        if facts.ids.vendor == 0xFFFF || bytes.len() < 256 {
-            return Err(VfioError::Dead { name });
-        }
-        if facts.header_type != 0 {
-            return Err(VfioError::Bridge { name });
-        }
-        let mut sizes = [0; 6];
-        for (size, index) in sizes.iter_mut().zip(0..) {
-            *size = device.size(index);
-        }
-        let bars = bar_specs(facts.bar_registers, sizes);
-        if let Err(source) = Bars::new(&bars) {
-            return Err(VfioError::Bars { name, source });
-        }
-        Ok(Self { name, device, snapshot, facts, bars })
-    }
-
-    /// Its ids, as the guest will see them.
-    #[must_use]
-    pub const fn ids(&self) -> Ids {
-        self.facts.ids
-    }
-
-    /// Its BARs.
-    #[must_use]
-    pub const fn bars(&self) -> [Option<BarSpec>; 6] {
-        self.bars
-    }
-
-    /// Its interrupt pin register: 0 none, 1 INTA to 4 INTD.
-    #[must_use]
-    pub const fn interrupt_pin(&self) -> u8 {
-        if self.facts.interrupt_pin <= 4 { self.facts.interrupt_pin } else { 0 }
-    }
-}
-
-/// What a user can ask for.
-#[derive(Debug, Clone, Copy)]
-pub struct VfioOptions {
-    /// NVIDIA peer-to-peer approval.
-    pub clique: Option<Clique>,
-    /// The clique is shown on a function that is no NVIDIA display controller, too.
-    pub clique_any_vendor: bool,
-    /// Where the guest finds the function.
-    pub placement: Placement,
-}
-
-/// A BAR in this process.
-struct Backing {
-    pieces: Vec<BarPiece>,
-    /// Holds the pages of direct pieces.
-    _mapping: Option<Mapping>,
-}
 
 /// A function of the host in a machine.
 pub struct VfioFunction<D: HostDevice> {
@@ -142,9 +49,7 @@ impl<D: HostDevice> VfioFunction<D> {
         id: FunctionId,
     ) -> Result<Self, VfioError> {
         let name = || host.name.clone();
-        let patch =
-            PatchOptions { clique: options.clique, clique_any_vendor: options.clique_any_vendor, placement: options.placement };
-        let overlay = patch::overlay(&host.facts, &host.snapshot, &patch);
+        let overlay = patch::overlay(&host.facts, &host.snapshot, options);
         let overlay = overlay.map_err(|source| VfioError::Patch { name: name(), source })?;
         let bars = Bars::new(&host.bars).map_err(|source| VfioError::Bars { name: name(), source })?;
         let (msix_irqs, msi_irqs) = (host.device.irqs(IrqKind::Msix), host.device.irqs(IrqKind::Msi));
@@ -181,44 +86,11 @@ impl<D: HostDevice> VfioFunction<D> {
     fn map_bars(&mut self) {
         let specs: Vec<(BarIndex, BarSpec)> = self.bars.specs().collect();
         for (bar, spec) in specs {
-            let backing = self.back(bar, spec);
+            let backing = Backing::new(&self.host, bar, spec);
             if let Some(slot) = self.backings.get_mut(usize::from(bar)) {
                 *slot = Some(backing);
             }
         }
-    }
-
-    /// Maps the direct parts of a BAR; one that cannot be mapped is trapped.
-    fn back(&self, bar: BarIndex, spec: BarSpec) -> Backing {
-        let mappable = if spec.is_memory() { self.host.device.mappable(bar.into()) } else { Vec::new() };
-        let registers = self.host.facts.msix.map(|msix| msix.areas(bar)).unwrap_or_default();
-        let parts = bar_map::parts(spec.size, &mappable, &registers, PAGE);
-        let mut mapping = None;
-        if parts.iter().any(|part| part.direct) {
-            match Mapping::reserve(spec.size) {
-                Ok(reserved) => mapping = Some(reserved),
-                Err(error) => log::error!("device {}: no address space for BAR{bar} ({spec}): {error}", self.host.name),
-            }
-        }
-        let pieces = parts.into_iter().map(|part| {
-            let Area { offset, len } = part.area;
-            let mapped = mapping.as_ref().filter(|_| part.direct).and_then(|mapping| {
-                let (file, start) = self.host.device.file(bar.into())?;
-                match mapping.map(file, start.checked_add(offset)?, offset, len) {
-                    Ok(host_address) => Some(host_address),
-                    Err(error) => {
-                        let name = &self.host.name;
-                        log::error!("device {name}: BAR{bar} is slow, {len:#x} bytes at {offset:#x} cannot be mapped: {error}");
-                        None
-                    }
-                }
-            });
-            match mapped {
-                Some(host_address) => BarPiece::Direct { offset, len, pages: Pages { host_address } },
-                None => BarPiece::Trapped { offset, len },
-            }
-        });
-        Backing { pieces: pieces.collect(), _mapping: mapping }
     }
 
     /// Its name in messages.
@@ -510,74 +382,6 @@ impl<D: HostDevice> Drop for VfioFunction<D> {
 fn bar_register(offset: u16) -> Option<usize> {
     let register = usize::from(offset.checked_sub(header::BAR0)? / 4);
     (register < 6).then_some(register)
-}
-
-/// A function that cannot be passed through.
-#[derive(Debug, Error)]
-pub enum VfioError {
-    /// It cannot be opened.
-    #[error(transparent)]
-    Open {
-        /// Why.
-        source: OpenError,
-    },
-    /// Its registers cannot be read.
-    #[error("device {name}: its configuration space cannot be read")]
-    Config {
-        /// The device.
-        name: String,
-        /// The kernel's reason.
-        #[source]
-        source: io::Error,
-    },
-    /// It reads all ones.
-    #[error("device {name}: it does not answer (its configuration space reads all ones); power-cycle the host")]
-    Dead {
-        /// The device.
-        name: String,
-    },
-    /// It is no endpoint.
-    #[error("device {name}: it is a bridge, and bridges are not passed through; give the devices below it")]
-    Bridge {
-        /// The device.
-        name: String,
-    },
-    /// Its BARs are such as no guest could have.
-    #[error("device {name}: its BARs cannot be shown to a guest")]
-    Bars {
-        /// The device.
-        name: String,
-        /// Why.
-        #[source]
-        source: BarError,
-    },
-    /// Its configuration space cannot be changed as asked for.
-    #[error("device {name}: its configuration space cannot be changed as asked for")]
-    Patch {
-        /// The device.
-        name: String,
-        /// Why.
-        #[source]
-        source: PatchError,
-    },
-    /// Its MSI-X capability is broken.
-    #[error("device {name}: its MSI-X capability cannot be shown to a guest")]
-    Msix {
-        /// The device.
-        name: String,
-        /// Why.
-        #[source]
-        source: MsixVectorsError,
-    },
-    /// Its MSI capability is broken.
-    #[error("device {name}: its MSI capability cannot be shown to a guest")]
-    Msi {
-        /// The device.
-        name: String,
-        /// Why.
-        #[source]
-        source: MsiVectorsError,
-    },
 }
 
 #[cfg(test)]

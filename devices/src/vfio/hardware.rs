@@ -15,23 +15,28 @@ use vfio_ioctls::{VfioDevice, VfioError as CrateError, VfioRegionInfoCap};
 
 use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex};
 use super::ioctl;
-use super::iommu::Domain;
+use super::iommu::{Domain, Member};
 
 const _: () = assert!(CONFIG == VFIO_PCI_CONFIG_REGION_INDEX);
+
+/// Log target of the vfio-ioctls crate, which warns of interrupts that a device rightly lacks. What matters comes back as an
+/// error.
+pub const CHATTY_LOG_TARGET: &str = "vfio_ioctls";
 
 /// A function opened through its IOMMU group.
 pub struct Hardware {
     device: VfioDevice,
     can_reset: bool,
+    _member: Member,
 }
 
 impl Hardware {
     /// Opens the function whose sysfs directory is `path` (it ends in the address) for `name`, in `domain`. Functions of one
     /// group share it. The kernel resets the function if it can.
     pub fn open(name: &str, path: &Path, domain: &Domain) -> Result<Self, OpenError> {
-        let device = domain.attach(name, path).map_err(|error| OpenError::new(name, error))?;
+        let (device, member) = domain.attach(name, path).map_err(|error| OpenError::new(name, error))?;
         let can_reset = ioctl::flags(borrow(&device)) & VFIO_DEVICE_FLAGS_RESET != 0;
-        Ok(Self { device, can_reset })
+        Ok(Self { device, can_reset, _member: member })
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

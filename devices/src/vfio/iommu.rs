@@ -18,7 +18,7 @@ use vfio_ioctls::{VfioContainer, VfioDevice, VfioDeviceFd, VfioError as CrateErr
 pub struct Domain {
     container: Arc<VfioContainer>,
     /// Names of the devices in it.
-    devices: Mutex<Vec<String>>,
+    devices: Arc<Mutex<Vec<String>>>,
     maps: AtomicU64,
 }
 
@@ -35,14 +35,15 @@ impl Domain {
             CrateError::OpenContainer(source) => DomainError::Open { source },
             source => DomainError::Unsupported { source },
         })?;
-        Ok(Self { container: Arc::new(container), devices: Mutex::default(), maps: AtomicU64::new(0) })
+        Ok(Self { container: Arc::new(container), devices: Arc::default(), maps: AtomicU64::new(0) })
     }
 
-    /// Opens the function whose sysfs directory is `path`; its group joins the domain if it has not yet.
-    pub(super) fn attach(&self, name: &str, path: &Path) -> Result<VfioDevice, CrateError> {
+    /// Opens the function whose sysfs directory is `path`; its group joins the domain if it has not yet. It belongs to the
+    /// domain as long as the second value lives.
+    pub(super) fn attach(&self, name: &str, path: &Path) -> Result<(VfioDevice, Member), CrateError> {
         let device = VfioDevice::new(path, self.container.clone(), false)?;
-        self.devices().push(name.to_owned());
-        Ok(device)
+        lock(&self.devices).push(name.to_owned());
+        Ok((device, Member { name: name.to_owned(), devices: Arc::clone(&self.devices) }))
     }
 
     /// Lets devices reach `size` bytes at `host_address` of this process by guest address `iova`. `what` is a name for
@@ -89,7 +90,7 @@ impl Domain {
                         log::error!("{error}");
                     }
                 }
-                let peers = self.devices().iter().filter(|name| *name != owner).cloned().collect();
+                let peers = lock(&self.devices).iter().filter(|name| *name != owner).cloned().collect();
                 return Err(PeerError { owner: owner.to_owned(), bar, peers, source });
             }
             done.push((iova, len));
@@ -112,10 +113,25 @@ impl Domain {
     pub fn maps(&self) -> u64 {
         self.maps.load(Ordering::Relaxed)
     }
+}
 
-    fn devices(&self) -> MutexGuard<'_, Vec<String>> {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+/// A device's place in a domain.
+pub(super) struct Member {
+    name: String,
+    devices: Arc<Mutex<Vec<String>>>,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let mut devices = lock(&self.devices);
+        if let Some(index) = devices.iter().position(|name| *name == self.name) {
+            devices.swap_remove(index);
+        }
     }
+}
+
+fn lock(devices: &Mutex<Vec<String>>) -> MutexGuard<'_, Vec<String>> {
+    devices.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn direct(pieces: &[BarPiece]) -> impl Iterator<Item = (u64, u64, u64)> {

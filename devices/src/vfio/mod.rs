@@ -3,9 +3,9 @@
 //! | question | module |
 //! |---|---|
 //! | what must the host be able to do for a function? | [`host`], by the kernel in [`hardware`] |
-//! | what is the function, and which capabilities does it have? | [`facts`] |
+//! | what is the function, and which capabilities does it have? | [`opened`], [`facts`] |
 //! | which BARs does the guest see? | [`regions`] |
-//! | which parts of a BAR go straight into the guest? | [`bar_map`], [`mapping`] |
+//! | which parts of a BAR go straight into the guest? | [`bar_map`], [`backing`], [`mapping`] |
 //! | which configuration bits does the guest see instead of the device's? | [`patch`], [`overlay`] |
 //! | how do its interrupts reach the guest? | [`msix`], [`msi`], [`intx`], [`vectors`] |
 //! | how is it reset? | [`reset`] |
@@ -15,6 +15,7 @@
 //! Legacy containers and groups only. Not there: expansion ROMs, resetting a bus for a device that cannot be reset alone,
 //! error and release requests of the host.
 
+pub mod backing;
 pub mod bar_map;
 pub mod device;
 pub mod facts;
@@ -26,6 +27,7 @@ pub mod iommu;
 pub mod mapping;
 pub mod msi;
 pub mod msix;
+pub mod opened;
 pub mod overlay;
 pub mod patch;
 pub mod regions;
@@ -35,7 +37,8 @@ pub mod vectors;
 #[cfg(test)]
 mod fake;
 
-pub use device::{HostFunction, VfioError, VfioFunction, VfioOptions};
-pub use hardware::Hardware;
+pub use device::VfioFunction;
+pub use hardware::{CHATTY_LOG_TARGET, Hardware};
 pub use iommu::Domain;
-pub use patch::Placement;
+pub use opened::{HostFunction, VfioError};
+pub use patch::{Placement, VfioOptions};

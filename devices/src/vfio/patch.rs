@@ -51,9 +51,9 @@ pub enum Placement {
     RootBus,
 }
 
-/// What to change on request.
+/// What a user can ask for.
 #[derive(Debug, Clone, Copy)]
-pub struct PatchOptions {
+pub struct VfioOptions {
     /// NVIDIA peer-to-peer approval.
     pub clique: Option<Clique>,
     /// The clique is shown on a function that is no NVIDIA display controller, too.
@@ -63,7 +63,7 @@ pub struct PatchOptions {
 }
 
 /// The layer over the registers of a function with these `facts`.
-pub fn overlay(facts: &Facts, config: &Snapshot, options: &PatchOptions) -> Result<Overlay, PatchError> {
+pub fn overlay(facts: &Facts, config: &Snapshot, options: &VfioOptions) -> Result<Overlay, PatchError> {
     let mut overlay = Overlay::default();
     overlay.emulate(header::COMMAND_STATUS, command::MEMORY | command::IO, 0);
     overlay.copy(header::COMMAND_STATUS, command::BUS_MASTER);

@@ -210,7 +210,7 @@ pub enum CheckError {
         offenders: Members,
     },
     /// One function for two devices.
-    #[error("devices {first} and {second} are the same PCI function, {at} is given twice: remove one")]
+    #[error("devices {first} and {second} are the same PCI function {at}; remove one")]
     Twice {
         /// The device given first.
         first: String,

@@ -63,7 +63,7 @@ fn port<'a>(topology: &'a Topology, name: &str) -> &'a PortSpec {
 #[test]
 fn case_h5_by_default_each_device_has_a_root_port_of_its_own() {
     let (lines, notes) = copy(&host(), Policy::RootPorts, &[("gpu0", "0000:03:00.0"), ("gpu1", "0000:81:00.0")]);
-    assert_eq!(lines, ["port-gpu0 on rc0", "gpu0 on port-gpu0 0.0", "port-gpu1 on rc0", "gpu1 on port-gpu1 0.0"]);
+    assert_eq!(lines, ["gpu0-port on rc0", "gpu0 on gpu0-port 0.0", "gpu1-port on rc0", "gpu1 on gpu1-port 0.0"]);
     assert_eq!(notes, []);
 }
 
@@ -140,7 +140,7 @@ fn without_function_0_the_lowest_function_takes_its_number() {
     host.add("pci0000:80/0000:80:03.0/0000:81:00.1", &FakeFunction::default());
     host.add("pci0000:80/0000:80:03.0/0000:81:00.3", &FakeFunction::default());
     let (lines, notes) = copy(&host, Policy::RootPorts, &[("usb", "0000:81:00.3"), ("audio", "0000:81:00.1")]);
-    assert_eq!(lines[1..], ["usb on port-usb 0.3", "audio on port-usb 0.0"]);
+    assert_eq!(lines[1..], ["usb on usb-port 0.3", "audio on usb-port 0.0"]);
     assert_eq!(notes[0], Note::Renumbered { device: Name::from("audio"), from: 1 });
     assert!(matches!(&notes[1], Note::Order { met } if met[0].0 == "audio"));
 }
@@ -162,15 +162,15 @@ fn virtual_functions_stand_where_their_physical_function_stands() {
             "up-0000-01-00.0 on root-0000-00-01.0",
             "down-0000-02-00.0 on up-0000-01-00.0",
             "vf0 on down-0000-02-00.0 0.0",
-            "port-vf1 on up-0000-01-00.0",
-            "vf1 on port-vf1 0.0",
+            "vf1-port on up-0000-01-00.0",
+            "vf1 on vf1-port 0.0",
         ]
     );
     assert_eq!(notes, [Note::OwnPort { device: Name::from("vf1"), beside: "0000:02:00.0".parse().unwrap() }]);
 
     let (lines, _) = copy(&host, Policy::Host, &[("vf0", "0000:03:10.0"), ("pf", "0000:03:00.0")]);
     assert!(lines.contains(&"pf on down-0000-02-00.0 0.0".to_owned()), "{lines:?}");
-    assert!(lines.contains(&"vf0 on port-vf0 0.0".to_owned()), "{lines:?}");
+    assert!(lines.contains(&"vf0 on vf0-port 0.0".to_owned()), "{lines:?}");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn an_integrated_device_gets_a_root_port_and_a_note() {
     let host = host();
     host.add("pci0000:80/0000:80:01.0", &FakeFunction { express: Some(9), ..FakeFunction::default() });
     let (lines, notes) = copy(&host, Policy::Host, &[("dsa0", "0000:80:01.0")]);
-    assert_eq!(lines, ["port-dsa0 on rc0", "dsa0 on port-dsa0 0.0"]);
+    assert_eq!(lines, ["dsa0-port on rc0", "dsa0 on dsa0-port 0.0"]);
     assert!(matches!(notes[0], Note::Integrated { .. }));
 }
 
@@ -192,7 +192,7 @@ fn conventional_devices_behind_one_bridge_get_ports_of_their_own() {
         host.add(&format!("pci0000:00/0000:00:1c.0/0000:01:00.0/0000:02:0{device}.0"), &function);
     }
     let (lines, notes) = copy(&host, Policy::Host, &[("a", "0000:02:04.0"), ("b", "0000:02:05.0")]);
-    assert_eq!(lines, ["root-0000-00-1c.0 on rc0", "a on root-0000-00-1c.0 0.0", "port-b on rc0", "b on port-b 0.0"]);
+    assert_eq!(lines, ["root-0000-00-1c.0 on rc0", "a on root-0000-00-1c.0 0.0", "b-port on rc0", "b on b-port 0.0"]);
     assert!(notes.iter().any(|note| matches!(note, Note::BridgeLeftOut { bridge, .. } if bridge.to_string() == "0000:01:00.0")));
 }
 

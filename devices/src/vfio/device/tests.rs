@@ -2,12 +2,14 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use pci::access::{self, Lanes};
 use pci::bar::BarKind;
+use pci::caps::Clique;
 use pci::link::Link;
 use pci::seams::MsiMessage;
 use pci::testing::{FakeIntxEvents, FakeRoutes};
 use proptest::prelude::*;
 
 use super::*;
+use crate::vfio::Placement;
 use crate::vfio::fake::{FakeDevice, Registers};
 
 fn options() -> VfioOptions {

@@ -4,16 +4,16 @@ use pci::ext_caps::walk_extended;
 use super::*;
 use crate::vfio::fake::Registers;
 
-fn options() -> PatchOptions {
-    PatchOptions { clique: None, clique_any_vendor: false, placement: Placement::BelowPort(Link::default()) }
+fn options() -> VfioOptions {
+    VfioOptions { clique: None, clique_any_vendor: false, placement: Placement::BelowPort(Link::default()) }
 }
 
-fn with_clique(id: u8) -> PatchOptions {
-    PatchOptions { clique: Some(Clique::new(id).unwrap()), ..options() }
+fn with_clique(id: u8) -> VfioOptions {
+    VfioOptions { clique: Some(Clique::new(id).unwrap()), ..options() }
 }
 
 /// What a guest reads of `registers` under the overlay.
-fn guest(registers: &Registers, options: &PatchOptions) -> Result<impl Fn(u16) -> u32 + use<>, PatchError> {
+fn guest(registers: &Registers, options: &VfioOptions) -> Result<impl Fn(u16) -> u32 + use<>, PatchError> {
     let config = Snapshot::new(&registers.bytes);
     let overlay = overlay(&Facts::of(&config), &config, options)?;
     Ok(move |offset: u16| overlay.read(pci::access::Reg::containing(offset), config.dword(offset)))
@@ -50,7 +50,7 @@ fn case_h3_the_clique_is_the_last_capability_and_covers_none() {
 
 #[test]
 fn a_clique_starts_the_list_of_a_function_without_one() {
-    let options = PatchOptions { clique_any_vendor: true, ..with_clique(2) };
+    let options = VfioOptions { clique_any_vendor: true, ..with_clique(2) };
     let read = guest(&Registers::conventional(), &options).unwrap();
     assert_eq!(decode(|offset| read(offset.into())), Some(2));
     assert_eq!(read(4) & status::CAPABILITIES, status::CAPABILITIES);
@@ -62,7 +62,7 @@ fn a_clique_on_anything_but_an_nvidia_display_controller_needs_the_option() {
     nic.put(0x00, &[0xB3, 0x15]);
     nic.put(0x08, &[0, 0, 0, 2]);
     assert!(matches!(guest(&nic, &with_clique(0)), Err(PatchError::Clique { .. })));
-    let any = PatchOptions { clique_any_vendor: true, ..with_clique(0) };
+    let any = VfioOptions { clique_any_vendor: true, ..with_clique(0) };
     assert_eq!(decode(|offset| guest(&nic, &any).unwrap()(offset.into())), Some(0));
 }
 
@@ -127,6 +127,6 @@ fn case_h5_below_a_port_an_endpoint_stays_one_and_an_integrated_one_becomes_one(
 
 #[test]
 fn on_a_root_bus_an_endpoint_is_integrated_and_has_no_link() {
-    let read = guest(&Registers::gpu(), &PatchOptions { placement: Placement::RootBus, ..options() }).unwrap();
+    let read = guest(&Registers::gpu(), &VfioOptions { placement: Placement::RootBus, ..options() }).unwrap();
     assert_eq!((read(0x60) >> 20 & 0xF, read(0x6C), read(0x70), read(0x8C), read(0x90)), (9, 0, 0, 0, 0));
 }
