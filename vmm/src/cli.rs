@@ -220,7 +220,7 @@ struct RunArguments {
     #[arg(verbatim_doc_comment)]
     devices: Vec<DeviceConfig>,
 
-    /// Shape of the hierarchy; keys: topology, cf8, mirror
+    /// Shape of the hierarchy; keys: topology, root-ports, switch-ports, cf8, ...
     ///
     ///   topology=root-ports  each behind its own root port [default]
     ///   topology=host        as on the host: root ports and switches
@@ -229,6 +229,14 @@ struct RunArguments {
     ///                        [default: auto, on with firmware only]
     ///   mirror=on|off        configuration reads of emulated functions come from
     ///                        memory, without an exit [default: on]
+    ///   root-ports=N         this many root ports more, without devices
+    ///   switch-ports=N       a switch with this many ports without devices;
+    ///                        switches=M makes M of them
+    ///   hot-plug=KIND        which of these take devices while the guest runs:
+    ///                        auto (all), root-port, switch-port or no-port
+    ///   hotplug-mem=SIZE     what each keeps for a device above 4 GiB, and
+    ///   hotplug-mem32=SIZE   below [default: what there is room for]
+    ///   removal=HOW          surprise, orderly or button [default: surprise]
     #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>, help_heading = PCIE, verbatim_doc_comment)]
     pcie: Option<PcieConfig>,
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use api::info::Counters;
+
 use crate::effects::MapCounts;
 use crate::kvm::GsiTable;
 use crate::pci_bus::PciBus;
@@ -23,7 +25,8 @@ impl Report {
     #[must_use]
     pub fn new(threads: &Threads, pci: &PciBus, routes: &GsiTable) -> Self {
         let total = |(reason, name): &(Count, &'static str)| (*name, threads.total(*reason));
-        let (slots, slot_changes, bars) = pci.with_mapper(|mapper| {
+        let (slots, slot_changes, bars) = pci.change(|tree| {
+            let mapper = &mut tree.mapper;
             let bars = mapper.counts().map(|(name, bar, counts)| (name.to_owned(), bar, counts)).collect();
             (mapper.slots().in_use(), mapper.slots().changes(), bars)
         });
@@ -35,6 +38,29 @@ impl Report {
             route_commits: routes.commits(),
             bars,
         }
+    }
+}
+
+impl Report {
+    /// As the API tells it.
+    #[must_use]
+    pub fn for_client(&self) -> Counters {
+        let mut counters = Counters::new();
+        let exits = self.exits.iter().map(|(name, count)| (name.replace(' ', "_"), *count));
+        counters.insert("exits".to_owned(), exits.collect());
+        let machine = [
+            ("memory_slots", u64::from(self.slots)),
+            ("memory_slot_changes", self.slot_changes),
+            ("interrupt_vectors", self.vectors as u64),
+            ("route_table_changes", self.route_commits),
+        ];
+        counters.insert("machine".to_owned(), machine.map(|(name, count)| (name.to_owned(), count)).into());
+        for (name, bar, counts) in &self.bars {
+            let device = counters.entry(name.clone()).or_default();
+            device.insert(format!("bar{bar}_memory_slots"), counts.slots);
+            device.insert(format!("bar{bar}_dma_maps"), counts.dma);
+        }
+        counters
     }
 }
 

@@ -26,6 +26,8 @@ pub enum End {
     Signal(i32),
     /// The user typed the escape.
     Escape,
+    /// The API asked for the guest's end; what follows is its business.
+    Command,
 }
 
 /// Where vCPUs and devices say that the guest is to stop. The first word counts.
@@ -68,6 +70,28 @@ pub struct Input {
     pub resume: Arc<EventFd>,
 }
 
+/// What the main loop listens to beside the guest's end.
+pub struct Sources {
+    /// Signals that end the process.
+    pub signals: Signals,
+    /// Output of the guest.
+    pub consoles: Vec<Arc<Console>>,
+    /// Input for the guest.
+    pub input: Option<Input>,
+    /// How long the guest may take.
+    pub limit: Option<Duration>,
+}
+
+/// Somebody with work for the main loop's thread: commands, devices that come and go.
+pub trait Attendant {
+    /// Descriptors that become readable when there is work.
+    fn descriptors(&self) -> Vec<i32>;
+    /// Does what there is to do. Says when the guest is to stop.
+    fn attend(&mut self) -> Option<End>;
+    /// When there is work even if no descriptor says so.
+    fn deadline(&self) -> Option<Instant>;
+}
+
 struct Driver {
     ending: Arc<Ending>,
     signals: Signals,
@@ -75,6 +99,7 @@ struct Driver {
     input: Option<Input>,
     /// Input that cannot be waited for, such as a regular file: it is read whenever the line has room.
     always_ready: bool,
+    attended: Vec<i32>,
     pending: Vec<u8>,
     escaped: bool,
     end: Option<End>,
@@ -84,24 +109,20 @@ const ENDING: u32 = 0;
 const SIGNAL: u32 = 1;
 const INPUT: u32 = 2;
 const RESUME: u32 = 3;
+const ATTENDANT: u32 = 4;
 /// Console n wakes by data `WAKE + 2 n` and is writable by `WAKE + 2 n + 1`.
 const WAKE: u32 = 16;
 
-/// Runs until the guest is to stop, or for the time `limit`.
-pub fn run(
-    ending: &Arc<Ending>,
-    signals: Signals,
-    consoles: Vec<Arc<Console>>,
-    input: Option<Input>,
-    limit: Option<Duration>,
-) -> Result<End, DriverError> {
-    let deadline = limit.map(|limit| (limit, Instant::now() + limit));
+/// Runs until the guest is to stop, or for as long as the sources allow.
+pub fn run(ending: &Arc<Ending>, sources: Sources, mut attendant: Option<&mut dyn Attendant>) -> Result<End, DriverError> {
+    let deadline = sources.limit.map(|limit| (limit, Instant::now() + limit));
     let mut manager = EventManager::new().map_err(DriverError::Loop)?;
     let driver = Driver {
         ending: Arc::clone(ending),
-        signals,
-        consoles,
-        input,
+        signals: sources.signals,
+        consoles: sources.consoles,
+        input: sources.input,
+        attended: attendant.as_ref().map_or_else(Vec::new, |attendant| attendant.descriptors()),
         always_ready: false,
         pending: Vec::new(),
         escaped: false,
@@ -109,9 +130,15 @@ pub fn run(
     };
     let driver = manager.add_subscriber(driver);
     loop {
-        let left = deadline.map(|(_, at)| at.saturating_duration_since(Instant::now()).as_millis());
+        let next = attendant.as_ref().and_then(|attendant| attendant.deadline());
+        let next = next.into_iter().chain(deadline.map(|(_, at)| at)).min();
+        // Rounded up, or the loop would spin through the last millisecond.
+        let left = next.map(|at| at.saturating_duration_since(Instant::now()).as_millis().saturating_add(1));
         manager.run_with_timeout(left.map_or(-1, |left| i32::try_from(left).unwrap_or(i32::MAX))).map_err(DriverError::Loop)?;
         if let Some(end) = manager.subscriber_mut(driver).map_err(DriverError::Loop)?.end {
+            return Ok(end);
+        }
+        if let Some(end) = attendant.as_mut().and_then(|attendant| attendant.attend()) {
             return Ok(end);
         }
         if let Some((limit, _)) = deadline.filter(|(_, at)| Instant::now() >= *at) {
@@ -126,6 +153,9 @@ impl MutEventSubscriber for Driver {
         add(ops, self.signals.event(), SIGNAL, EventSet::IN);
         for (console, data) in self.consoles.iter().zip((WAKE..).step_by(2)) {
             add(ops, console.wake(), data, EventSet::IN);
+        }
+        for descriptor in &self.attended {
+            add(ops, &Raw(*descriptor), ATTENDANT, EventSet::IN);
         }
         if let Some(input) = &self.input {
             add(ops, &*input.resume, RESUME, EventSet::IN);
@@ -142,6 +172,8 @@ impl MutEventSubscriber for Driver {
             SIGNAL => self.end = self.signals.take().map(End::Signal).or(self.end),
             INPUT => self.read(ops),
             RESUME => self.resume(ops),
+            // The loop calls the attendant after every round.
+            ATTENDANT => {}
             data => self.drain(data, ops),
         }
     }
@@ -266,7 +298,10 @@ mod tests {
     #[test]
     fn a_guest_that_does_not_end_is_stopped_at_the_time_limit() {
         let limit = Duration::from_millis(20);
-        let run = |ending: &Arc<Ending>| run(ending, Signals::handle().unwrap(), Vec::new(), None, Some(limit));
+        let run = |ending: &Arc<Ending>| {
+            let signals = Signals::handle().unwrap();
+            run(ending, Sources { signals, consoles: Vec::new(), input: None, limit: Some(limit) }, None)
+        };
         let ending = Ending::new().unwrap();
         let start = Instant::now();
         assert!(matches!(run(&ending), Err(DriverError::TimeLimit { .. })));

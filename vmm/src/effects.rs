@@ -18,6 +18,7 @@ use pci::function::{BarPiece, FunctionId, Shared};
 use crate::address_space::{AddressSpace, Answer};
 use crate::kvm::Slots;
 use crate::mirrors::Mirrors;
+use crate::slot_events::SlotEvents;
 
 /// What effects need to know of an endpoint.
 pub struct Endpoint {
@@ -65,6 +66,7 @@ pub struct Mapper {
     mapped: BTreeMap<(FunctionId, BarIndex), Mapped>,
     counts: BTreeMap<(FunctionId, BarIndex), MapCounts>,
     mirrors: Option<Mirrors>,
+    slot_events: Option<Arc<SlotEvents>>,
     /// A guest moves BARs as often as it likes.
     complaints: BTreeMap<FunctionId, Complaints>,
 }
@@ -81,6 +83,7 @@ impl Mapper {
             mapped: BTreeMap::new(),
             counts: BTreeMap::new(),
             mirrors: None,
+            slot_events: None,
             complaints: BTreeMap::new(),
         }
     }
@@ -95,9 +98,24 @@ impl Mapper {
         self.mirrors = Some(mirrors);
     }
 
+    /// Where events of slots are told.
+    pub fn set_slot_events(&mut self, slot_events: Arc<SlotEvents>) {
+        self.slot_events = Some(slot_events);
+    }
+
     /// Makes an endpoint known, before any effect names it.
     pub fn add(&mut self, id: FunctionId, endpoint: Endpoint) {
         self.endpoints.insert(id, endpoint);
+    }
+
+    /// Forgets an endpoint and everything that is mapped of it.
+    pub fn remove(&mut self, id: FunctionId) {
+        for bar in 0..6 {
+            self.unmap((id, bar));
+            self.counts.remove(&(id, bar));
+        }
+        self.endpoints.remove(&id);
+        self.complaints.remove(&id);
     }
 
     /// The memory slots, for RAM.
@@ -116,13 +134,16 @@ impl Mapper {
             match *effect {
                 Effect::Map { function, bar, at } => self.map((function, bar), at),
                 Effect::Hide { function, bar } => self.hide((function, bar)),
+                Effect::Slot { port, event } => {
+                    if let Some(slot_events) = &self.slot_events {
+                        slot_events.tell(port, event);
+                    }
+                }
                 Effect::Mirror { function, on } => {
                     if let Some(mirrors) = &mut self.mirrors {
                         mirrors.place(function, on);
                     }
                 }
-                // For whoever adds and removes devices: it changes no map.
-                Effect::Slot { .. } => {}
                 Effect::BusMaster { function, on } => {
                     if let Some(endpoint) = self.endpoints.get(&function) {
                         endpoint.bus_master.store(on, Ordering::Release);

@@ -28,6 +28,7 @@ use crate::mirrors::{Mirrors, MirrorsError};
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
+use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
 use crate::vcpu::{self, Runner, SetupError, ThreadError, Threads};
 
@@ -41,8 +42,9 @@ pub struct Surroundings {
     pub resume: Arc<EventFd>,
 }
 
-/// What the machine is made of.
-pub struct Parts<'a> {
+/// What a machine is made of, decided before it is made.
+#[derive(Clone, Copy)]
+pub struct Design<'a> {
     /// As configured.
     pub config: &'a VmConfig,
     /// By name.
@@ -51,8 +53,6 @@ pub struct Parts<'a> {
     pub plan: &'a MachinePlan,
     /// CPUID of the host.
     pub cpuid: &'a CpuId,
-    /// What outlives it.
-    pub surroundings: &'a Surroundings,
 }
 
 /// A machine whose vCPUs run.
@@ -65,18 +65,24 @@ pub struct Machine {
     pci: Arc<PciBus>,
     routes: GsiTable,
     ram: GuestMemoryMmap,
+    slot_events: Arc<SlotEvents>,
     _firmware: Option<GuestMemoryMmap>,
-    _factory: Factory,
+    factory: Factory,
 }
 
 impl Machine {
     /// Builds and starts a machine in `vm`. `ram` is that of the machine before a reset.
-    pub fn start(vm: Vm, parts: &Parts<'_>, ram: Option<GuestMemoryMmap>) -> Result<Self, MachineError> {
+    pub fn start(
+        vm: Vm,
+        design: &Design<'_>,
+        surroundings: &Surroundings,
+        ram: Option<GuestMemoryMmap>,
+    ) -> Result<Self, MachineError> {
         let vm = Arc::new(vm);
-        let (config, plan) = (parts.config, parts.plan);
+        let (config, plan) = (design.config, design.plan);
         let payload = Image::open(config.payload.as_ref().ok_or(MachineError::NothingToRun)?)?;
         let ending = Ending::new().map_err(MachineError::Event)?;
-        let passthrough = endpoints::passes_through(parts.spec);
+        let passthrough = endpoints::passes_through(design.spec);
         let ram = match ram {
             Some(ram) => ram,
             None => new_ram(&config.memory, plan, passthrough)?,
@@ -93,9 +99,11 @@ impl Machine {
         let space = AddressSpace::new(ram.clone());
         let routes = GsiTable::new(vm.fd());
         let mut factory = Factory::new(Arc::clone(&vm), ram.clone(), Arc::clone(&space), routes.clone());
-        let (mut hierarchy, endpoints) = factory.build(&plan.pci, parts.spec)?;
+        let (mut hierarchy, endpoints) = factory.build(&plan.pci, design.spec)?;
         let mut mapper = Mapper::new(slots, Arc::clone(&space));
         mapper.set_domain(factory.domain());
+        let slot_events = Arc::new(SlotEvents::new().map_err(MachineError::Event)?);
+        mapper.set_slot_events(Arc::clone(&slot_events));
         for (id, endpoint) in endpoints {
             mapper.add(id, endpoint);
         }
@@ -107,21 +115,23 @@ impl Machine {
         let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
         vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
-        let entry = load(&ram, payload, parts)?;
-        let vcpus = vcpu::create(&vm, config.cpus.count, parts.cpuid.as_slice(), plan.map.physical_address_bits, entry.as_ref())?;
-        let (ports, serial) = ports::wire(&vm, config, parts.surroundings, &ending, &pci)?;
+        let entry = load(&ram, payload, design)?;
+        let vcpus =
+            vcpu::create(&vm, config.cpus.count, design.cpuid.as_slice(), plan.map.physical_address_bits, entry.as_ref())?;
+        let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci)?;
         let runner = Arc::new(Runner {
             ports,
             pci: Arc::clone(&pci),
             space,
             stop: Arc::clone(&ending.stop),
+            gate: Arc::default(),
             ended: {
                 let ending = Arc::clone(&ending);
                 Box::new(move |ended| ending.say(End::Vcpu(ended)))
             },
         });
         let threads = Threads::start(vcpus, &runner)?;
-        Ok(Self { threads, serial, ending, pci, routes, ram, _firmware: firmware, _factory: factory })
+        Ok(Self { threads, serial, ending, pci, routes, ram, slot_events, _firmware: firmware, factory })
     }
 
     /// Ends the vCPUs and the endpoints. Returns RAM as the guest left it.
@@ -129,6 +139,33 @@ impl Machine {
         self.threads.stop();
         self.pci.detach();
         self.ram.clone()
+    }
+
+    /// Keeps the guest from running. Returns when no vCPU runs.
+    pub fn pause(&self) {
+        self.threads.pause();
+    }
+
+    /// Lets the guest go on.
+    pub fn resume(&self) {
+        self.threads.resume();
+    }
+
+    /// The hierarchy and what is mapped of it.
+    #[must_use]
+    pub fn pci(&self) -> &PciBus {
+        &self.pci
+    }
+
+    /// What endpoints are made with.
+    pub const fn factory(&mut self) -> &mut Factory {
+        &mut self.factory
+    }
+
+    /// What guests told about devices that come and go.
+    #[must_use]
+    pub fn slot_events(&self) -> &SlotEvents {
+        &self.slot_events
     }
 
     /// What the guest cost, for `--counters`.
@@ -218,8 +255,8 @@ fn map_firmware(
 }
 
 /// Puts what runs first, and the tables that it finds, into RAM; says how a kernel is entered.
-fn load(ram: &GuestMemoryMmap, payload: Image, parts: &Parts<'_>) -> Result<Option<Entry>, MachineError> {
-    let (config, plan) = (parts.config, parts.plan);
+fn load(ram: &GuestMemoryMmap, payload: Image, design: &Design<'_>) -> Result<Option<Entry>, MachineError> {
+    let (config, plan) = (design.config, design.plan);
     let tables = acpi::memory(&acpi::AcpiInputs {
         cpus: u32::from(config.cpus.count),
         map: &plan.map,

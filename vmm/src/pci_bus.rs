@@ -22,11 +22,14 @@ pub struct PciBus {
     latch: Option<AddressLatch>,
 }
 
-struct Tree {
-    hierarchy: Hierarchy,
-    mapper: Mapper,
-    /// Kept for its allocation.
-    effects: Vec<Effect>,
+/// The hierarchy and what follows from its changes.
+pub struct Tree {
+    /// Who answers where.
+    pub hierarchy: Hierarchy,
+    /// What is mapped.
+    pub mapper: Mapper,
+    /// What is to be carried out; empty between changes.
+    pub effects: Vec<Effect>,
 }
 
 /// First of the eight configuration ports.
@@ -79,9 +82,12 @@ impl PciBus {
         }
     }
 
-    /// Looks at the map counts, or changes the mapper.
-    pub fn with_mapper<T>(&self, look: impl FnOnce(&mut Mapper) -> T) -> T {
-        look(&mut self.lock().mapper)
+    /// Looks at the tree, or changes it; effects that `change` leaves are carried out before this returns.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Tree) -> T) -> T {
+        let mut tree = self.lock();
+        let result = change(&mut tree);
+        tree.apply();
+        result
     }
 
     /// Ends all access to endpoints and by emulated ones, then the life of every endpoint, then its DMA maps. No vCPU runs
@@ -140,6 +146,10 @@ impl Drop for PciBus {
 impl Tree {
     fn write(&mut self, write: impl FnOnce(&mut Hierarchy, &mut Vec<Effect>)) {
         write(&mut self.hierarchy, &mut self.effects);
+        self.apply();
+    }
+
+    fn apply(&mut self) {
         self.mapper.apply(&self.effects);
         self.effects.clear();
     }

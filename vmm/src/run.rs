@@ -1,34 +1,27 @@
 //! Runs a machine from its configuration to its end: looks at the host, plans, starts, starts again after a reset.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use api::config::{LogLevel, OutputConfig, VmConfig};
+use api::config::{LogLevel, VmConfig};
 use arch::x86_64::cpuid;
-use devices::legacy::console::Discard;
-use devices::legacy::{Console, ConsoleError, ConsoleSink, PowerEvent};
+use devices::legacy::{ConsoleError, PowerEvent};
 use kvm_bindings::CpuId;
 use log::LevelFilter;
 use pci::topology::Tree;
-use rustix::stdio::{stdin, stdout};
 use thiserror::Error;
-use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::boot::{Firmware, FirmwareError};
 use crate::cli::RunOptions;
-use crate::driver::{self, DriverError, End, Input};
+use crate::driver::{DriverError, End};
 use crate::host::{self, HostError};
 use crate::kvm::{KvmError, Vm};
 use crate::logger;
-use crate::machine::{self, Machine, MachineError, Parts, Surroundings};
+use crate::machine::{self, Design, MachineError};
+use crate::outputs::Outputs;
 use crate::plan::{self, Limits, MachinePlan, MachinePlanError};
-use crate::signals::Signals;
+use crate::session::Service;
 use crate::spec::{self, Spec, SpecError};
-use crate::terminal::RawTerminal;
 use crate::vcpu::Ended;
 
 /// Exit codes of the process. Even ones are Banyan's; odd ones above 1 come from the guest's debug exit port.
@@ -45,31 +38,52 @@ pub mod exit_code {
     pub const SIGNAL: u8 = 128;
 }
 
-/// How long a host that reads slowly may hold up the end of the process while output waits for it.
-const DRAIN: Duration = Duration::from_secs(5);
-
 /// `banyan run`. Returns the exit code of the process.
 pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     start_log(&options.log)?;
-    let host = host::look(config)?;
-    let spec = spec::spec(config, &host)?;
     if options.dry_run {
-        return dry_run(config, &spec, options.verbose);
+        let host = host::look(config)?;
+        return dry_run(config, &spec::spec(config, &host)?, options.verbose);
     }
-    let vm = Vm::new()?;
-    let host_cpuid = vm.supported_cpuid()?;
-    let plan = plan_machine(config, &spec, host_cpuid.as_slice())?;
-    for note in notes(&spec, &plan) {
-        log::warn!("{note}");
+    let (guest, vm) = Guest::prepare(config)?;
+    Ok(exit_code(guest.run(vm, options, None)?))
+}
+
+/// A guest that has everything but a machine.
+pub struct Guest<'a> {
+    config: &'a VmConfig,
+    spec: Spec,
+    plan: MachinePlan,
+    cpuid: CpuId,
+    outputs: Outputs,
+}
+
+impl<'a> Guest<'a> {
+    /// Looks at the host, plans, opens outputs. The VM that comes with it is for its first machine.
+    pub fn prepare(config: &'a VmConfig) -> Result<(Self, Vm), RunError> {
+        let host = host::look(config)?;
+        let spec = spec::spec(config, &host)?;
+        let vm = Vm::new()?;
+        let cpuid = vm.supported_cpuid()?;
+        let plan = plan_machine(config, &spec, cpuid.as_slice())?;
+        for note in notes(&spec, &plan) {
+            log::warn!("{note}");
+        }
+        machine::check_payload(config)?;
+        let outputs = Outputs::open(config)?;
+        Ok((Self { config, spec, plan, cpuid, outputs }, vm))
     }
-    machine::check_payload(config)?;
-    let outputs = Outputs::open(config)?;
-    let end = outputs.run(vm, config, options, &spec, &plan, &host_cpuid);
-    let lost = outputs.close();
-    if lost > 0 {
-        log::warn!("{lost} bytes of console output were lost: nobody took them in time");
+
+    /// Runs it to its end and writes out its consoles.
+    pub fn run(&self, vm: Vm, options: &RunOptions, service: Option<&mut Service<'_>>) -> Result<End, RunError> {
+        let design = Design { config: self.config, spec: &self.spec, plan: &self.plan, cpuid: &self.cpuid };
+        let end = self.outputs.run(vm, &design, options, service);
+        let lost = self.outputs.close();
+        if lost > 0 {
+            log::warn!("{lost} bytes of console output were lost: nobody took them in time");
+        }
+        end
     }
-    end
 }
 
 /// Prints the planned hierarchy.
@@ -145,117 +159,11 @@ pub fn start_log(config: &api::config::LogConfig) -> Result<(), RunError> {
     Ok(())
 }
 
-/// The consoles of a machine, which outlive its resets.
-pub struct Outputs {
-    consoles: Vec<Arc<Console>>,
-    serial: Arc<dyn ConsoleSink>,
-    debug: Option<Arc<dyn ConsoleSink>>,
-    interactive: bool,
-}
-
-impl Outputs {
-    /// Opens what the configuration names.
-    pub fn open(config: &VmConfig) -> Result<Self, RunError> {
-        let mut consoles = Vec::new();
-        let mut terminal: Option<Arc<Console>> = None;
-        let mut open = |output: &OutputConfig| -> Result<Arc<dyn ConsoleSink>, RunError> {
-            Ok(match output {
-                OutputConfig::Off => Arc::new(Discard),
-                OutputConfig::Stdio => match &terminal {
-                    Some(console) => console.clone(),
-                    None => {
-                        let output =
-                            rustix::io::fcntl_dupfd_cloexec(stdout(), 0).map_err(|error| RunError::Standard(error.into()))?;
-                        let console = Arc::new(Console::new(output)?);
-                        consoles.push(console.clone());
-                        terminal.insert(console).clone()
-                    }
-                },
-                OutputConfig::File(path) => {
-                    let file =
-                        File::create(path).map_err(|source| RunError::Output { path: path.display().to_string(), source })?;
-                    let console = Arc::new(Console::new(file.into())?);
-                    consoles.push(console.clone());
-                    console
-                }
-            })
-        };
-        let serial = open(&config.serial)?;
-        let debug = config.debug_console.as_ref().map(&mut open).transpose()?;
-        Ok(Self { consoles, serial, debug, interactive: config.serial == OutputConfig::Stdio })
-    }
-
-    /// Consoles that write to given descriptors; no input.
-    pub fn captured(serial: OwnedFd, debug: OwnedFd) -> Result<Self, RunError> {
-        let (serial, debug) = (Arc::new(Console::new(serial)?), Arc::new(Console::new(debug)?));
-        Ok(Self { consoles: vec![serial.clone(), debug.clone()], serial, debug: Some(debug), interactive: false })
-    }
-
-    /// Runs the machine until its end.
-    pub fn run(
-        &self,
-        vm: Vm,
-        config: &VmConfig,
-        options: &RunOptions,
-        spec: &Spec,
-        plan: &MachinePlan,
-        cpuid: &CpuId,
-    ) -> Result<u8, RunError> {
-        let resume = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RunError::Event)?);
-        let surroundings =
-            Surroundings { serial: self.serial.clone(), debug_console: self.debug.clone(), resume: resume.clone() };
-        let parts = Parts { config, spec, plan, cpuid, surroundings: &surroundings };
-        let mut vm = Some(vm);
-        let mut ram: Option<GuestMemoryMmap> = None;
-        let mut terminal = None;
-        loop {
-            let next = vm.take().map_or_else(Vm::new, Ok)?;
-            let mut machine = Machine::start(next, &parts, ram.take())?;
-            // Until here a signal ends the process at once, which a start that takes minutes must allow.
-            let signals = Signals::handle().map_err(RunError::Event)?;
-            if self.interactive && terminal.is_none() {
-                terminal = RawTerminal::enter().map_err(RunError::Standard)?;
-            }
-            let input = self.input(&machine, terminal.is_some(), &resume)?;
-            let end = driver::run(&machine.ending, signals, self.consoles.clone(), input, options.time_limit)?;
-            let left = machine.stop();
-            if options.counters {
-                eprint!("{}", machine.counters());
-            }
-            if end == End::Power(PowerEvent::Reset) && !options.no_reboot {
-                log::info!("the guest resets");
-                ram = Some(left);
-                continue;
-            }
-            return Ok(exit_code(end));
-        }
-    }
-
-    fn input(&self, machine: &Machine, raw: bool, resume: &Arc<EventFd>) -> Result<Option<Input>, RunError> {
-        if !self.interactive {
-            return Ok(None);
-        }
-        match rustix::io::fcntl_dupfd_cloexec(stdin(), 0) {
-            Ok(from) => {
-                let serial = Arc::clone(&machine.serial);
-                Ok(Some(Input { serial, from, escape: raw, resume: Arc::clone(resume) }))
-            }
-            // A closed standard input is an empty one.
-            Err(rustix::io::Errno::BADF) => Ok(None),
-            Err(error) => Err(RunError::Standard(error.into())),
-        }
-    }
-
-    /// Writes what is left; returns how many bytes nobody took.
-    pub fn close(&self) -> u64 {
-        let deadline = Instant::now() + DRAIN;
-        self.consoles.iter().map(|console| console.drain_on_exit(deadline)).sum()
-    }
-}
-
-fn exit_code(end: End) -> u8 {
+/// The exit code that tells how a guest ended.
+#[must_use]
+pub fn exit_code(end: End) -> u8 {
     match end {
-        End::Power(PowerEvent::PowerOff) | End::Escape => exit_code::POWER_OFF,
+        End::Power(PowerEvent::PowerOff) | End::Escape | End::Command => exit_code::POWER_OFF,
         End::Power(PowerEvent::Reset) => exit_code::RESET,
         // As a process status keeps it: the low eight bits.
         End::Power(PowerEvent::Exit(value)) => value.wrapping_shl(1) | 1,

@@ -19,6 +19,7 @@ use pci::topology::{
 };
 use thiserror::Error;
 
+use crate::budget;
 use crate::host::tree::HostTree;
 use crate::replicate::{Policy, Requested, replicate};
 
@@ -110,10 +111,23 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
         }
     }
     spec.place(free, config.pcie.topology, host);
+    let root = spec.root();
+    budget::add_ports(&mut spec.topology, &root, &config.pcie);
     spec.add_disks(&config.disks);
     spec.unlink_root_endpoints();
     spec.warn_about_cliques(host);
     Ok(spec)
+}
+
+/// What the only device of `config` is, and what must be planned for it.
+pub fn single(config: &VmConfig, host: &Host) -> Result<(Endpoint, EndpointSpec), SpecError> {
+    let mut alone = Spec::default();
+    let mut made = None;
+    for (name, device) in names(config) {
+        let planned = alone.endpoint(&name, device, host)?;
+        made = alone.endpoints.remove(&Name(name)).map(|endpoint| (endpoint, planned));
+    }
+    made.ok_or_else(|| SpecError::Unknown { path: String::new() })
 }
 
 impl Spec {

@@ -27,7 +27,7 @@ pub use growth::{CpuTopology, GrowthConfig};
 pub use log::{LogConfig, LogLevel};
 pub use memory::{HugePageSize, MemoryConfig, MemoryError};
 pub use output::OutputConfig;
-pub use pcie::{Cf8, PcieConfig, TopologyPolicy};
+pub use pcie::{Cf8, HotPlugPorts, PcieConfig, Removal, TopologyPolicy};
 pub use size::{Size, SizeError};
 pub use stub::{BarConfig, BarKind, ClassCode, IdPair, InterruptConfig, IntxPin, StubConfig, StubError};
 pub use topology::{PortConfig, PortKind, RootComplexConfig, TopologyConfig, TopologyFileError};

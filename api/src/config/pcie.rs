@@ -6,10 +6,11 @@ use std::str::FromStr;
 use serde::Deserialize;
 
 use super::flags::{Flag, FlagError, Pairs, choice};
+use super::size::Size;
 
 /// `--pcie`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct PcieConfig {
     /// Where given devices hang.
     pub topology: TopologyPolicy,
@@ -17,14 +18,69 @@ pub struct PcieConfig {
     pub cf8: Cf8,
     /// Whether the guest reads the configuration space of emulated functions from memory, without an exit.
     pub mirror: bool,
+    /// Root ports beside those that devices hang on at the start.
+    pub root_ports: u16,
+    /// Switches with free downstream ports, each below a root port of its own; with `switch_ports` alone one.
+    pub switches: Option<u16>,
+    /// Downstream ports of each of these switches.
+    pub switch_ports: u16,
+    /// Which of these ports take devices while the guest runs.
+    pub hot_plug: HotPlugPorts,
+    /// Bytes of 64-bit prefetchable memory that each hot-plug port keeps for a device; by default what there is room for.
+    pub hotplug_mem: Option<Size>,
+    /// Bytes of memory below 4 GiB that each hot-plug port keeps for a device; by default what there is room for.
+    pub hotplug_mem32: Option<Size>,
+    /// How devices leave hot-plug ports.
+    pub removal: Removal,
 }
 
 impl Default for PcieConfig {
-    /// A root port for each device, silent ports for kernels, configuration reads from memory.
+    /// A root port for each device, silent ports for kernels, configuration reads from memory, no further ports.
     fn default() -> Self {
-        Self { topology: TopologyPolicy::default(), cf8: Cf8::default(), mirror: true }
+        Self {
+            topology: TopologyPolicy::default(),
+            cf8: Cf8::default(),
+            mirror: true,
+            root_ports: 0,
+            switches: None,
+            switch_ports: 0,
+            hot_plug: HotPlugPorts::default(),
+            hotplug_mem: None,
+            hotplug_mem32: None,
+            removal: Removal::default(),
+        }
     }
 }
+
+choice!(
+    /// `hot-plug=`.
+    #[derive(Default)]
+    HotPlugPorts {
+        /// All of `root-ports` and `switch-ports`.
+        #[default]
+        Auto = "auto",
+        /// Those of `root-ports`.
+        RootPort = "root-port",
+        /// Those of `switch-ports`.
+        SwitchPort = "switch-port",
+        /// None.
+        NoPort = "no-port",
+    }
+);
+
+choice!(
+    /// `removal=`.
+    #[derive(Default)]
+    Removal {
+        /// At once; the guest learns of it afterwards.
+        #[default]
+        Surprise = "surprise",
+        /// When software in the guest has switched the slot off (`/sys/bus/pci/slots/N/power`).
+        Orderly = "orderly",
+        /// By an attention button, which makes Linux switch the slot off after five seconds.
+        Button = "button",
+    }
+);
 
 choice!(
     /// `topology=`.
@@ -67,7 +123,23 @@ impl fmt::Display for PcieConfig {
         let mut pairs = Pairs::new(f);
         pairs.pair("topology", &self.topology)?;
         pairs.pair("cf8", &self.cf8)?;
-        pairs.switch("mirror", self.mirror, true)
+        pairs.switch("mirror", self.mirror, true)?;
+        if self.root_ports != 0 {
+            pairs.pair("root-ports", &self.root_ports)?;
+        }
+        pairs.optional("switches", self.switches.as_ref().map(|switches| switches as _))?;
+        if self.switch_ports != 0 {
+            pairs.pair("switch-ports", &self.switch_ports)?;
+        }
+        if self.hot_plug != HotPlugPorts::default() {
+            pairs.pair("hot-plug", &self.hot_plug)?;
+        }
+        pairs.optional("hotplug-mem", self.hotplug_mem.as_ref().map(|size| size as _))?;
+        pairs.optional("hotplug-mem32", self.hotplug_mem32.as_ref().map(|size| size as _))?;
+        if self.removal != Removal::default() {
+            pairs.pair("removal", &self.removal)?;
+        }
+        Ok(())
     }
 }
 
@@ -77,8 +149,15 @@ mod tests {
 
     #[test]
     fn root_ports_are_the_default_and_the_host_can_be_copied() {
-        assert_eq!("cf8=off".parse(), Ok(PcieConfig { topology: TopologyPolicy::RootPorts, cf8: Cf8::Off, mirror: true }));
-        for text in ["topology=host", "host", "topology=root-ports,cf8=on", "flat"] {
+        assert_eq!("cf8=off".parse(), Ok(PcieConfig { cf8: Cf8::Off, ..PcieConfig::default() }));
+        for text in [
+            "topology=host",
+            "host",
+            "topology=root-ports,cf8=on",
+            "flat",
+            "mirror=off,root-ports=200,switches=8,switch-ports=16,hot-plug=switch-port,hotplug-mem=256G,hotplug-mem32=64M",
+            "root_ports=4,hot-plug=no-port,removal=orderly",
+        ] {
             let config: PcieConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");
         }

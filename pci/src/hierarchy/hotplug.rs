@@ -17,6 +17,7 @@ use crate::bar::BarSpec;
 use crate::effect::Effect;
 use crate::function::{FunctionId, Programming, Shared};
 use crate::intx::{self, IntxRoute};
+use crate::link::Link;
 use crate::port::Port;
 use crate::regs::header;
 use crate::seams::IntxLine;
@@ -59,6 +60,8 @@ pub struct PortInfo {
     pub requested: bool,
     /// Windows that a device has below it.
     pub windows: Windows,
+    /// What its link registers show when a device is there.
+    pub link: Link,
 }
 
 impl PortInfo {
@@ -112,10 +115,10 @@ impl Hierarchy {
     pub fn check_fit(&self, port: FunctionId, bars: &[[Option<BarSpec>; 6]]) -> Result<(), PlugError> {
         let (node, registers) = self.hot_port(port)?;
         let name = || node.name.clone();
-        let slot = registers.slot().ok_or_else(|| PlugError::NotHotPluggable { port: name(), ports: self.list() })?;
+        let slot = registers.slot().ok_or_else(|| PlugError::NotHotPluggable { port: name(), ports: self.hot_plug_ports() })?;
         if !node.children.is_empty() {
             let by = node.children.first().and_then(|id| self.nodes.get(id)).map(|child| child.name.clone());
-            return Err(PlugError::Occupied { port: name(), by: by.unwrap_or_else(name), ports: self.list() });
+            return Err(PlugError::Occupied { port: name(), by: by.unwrap_or_else(name), ports: self.hot_plug_ports() });
         }
         if slot.leaving() {
             return Err(PlugError::Leaving { port: name() });
@@ -123,7 +126,7 @@ impl Hierarchy {
         fit::place(usable(registers), bars).map(drop).map_err(|missing| PlugError::NoRoom {
             port: name(),
             missing,
-            ports: self.list(),
+            ports: self.hot_plug_ports(),
         })
     }
 
@@ -174,7 +177,7 @@ impl Hierarchy {
     pub fn unplug(&mut self, port: FunctionId, effects: &mut Vec<Effect>) -> Result<Vec<(FunctionId, Shared)>, PlugError> {
         let (node, registers) = self.hot_port(port)?;
         if registers.slot().is_none() {
-            return Err(PlugError::NotHotPluggable { port: node.name.clone(), ports: self.list() });
+            return Err(PlugError::NotHotPluggable { port: node.name.clone(), ports: self.hot_plug_ports() });
         }
         if node.children.is_empty() {
             return Err(PlugError::Slot { port: node.name.clone(), source: SlotError::Empty });
@@ -244,18 +247,15 @@ impl Hierarchy {
             leaving: slot.is_some_and(Slot::leaving),
             requested: slot.is_some_and(Slot::requested),
             windows: usable(port),
+            link: port.planned().spec.link,
         }
-    }
-
-    fn list(&self) -> PortList {
-        PortList(self.ports().filter(|port| port.removal.is_some()).collect())
     }
 
     fn hot_port(&self, id: FunctionId) -> Result<(&Node, &Port), PlugError> {
         let node = self.nodes.get(&id);
         match node.map(|node| (node, &node.what)) {
             Some((node, What::Port(port))) => Ok((node, port.as_ref())),
-            _ => Err(PlugError::NoPort { id: id.0, ports: self.list() }),
+            _ => Err(PlugError::NoPort { id: id.0, ports: self.hot_plug_ports() }),
         }
     }
 
@@ -269,10 +269,10 @@ impl Hierarchy {
     fn with_port(&mut self, id: FunctionId, act: impl FnOnce(&mut Port) -> Result<(), SlotError>) -> Result<(), PlugError> {
         let done = match self.nodes.get_mut(&id).map(|node| (&node.name, &mut node.what)) {
             Some((name, What::Port(port))) => act(port).map_err(|source| (name.clone(), source)),
-            _ => return Err(PlugError::NoPort { id: id.0, ports: self.list() }),
+            _ => return Err(PlugError::NoPort { id: id.0, ports: self.hot_plug_ports() }),
         };
         done.map_err(|(port, source)| match source {
-            SlotError::Absent => PlugError::NotHotPluggable { port, ports: self.list() },
+            SlotError::Absent => PlugError::NotHotPluggable { port, ports: self.hot_plug_ports() },
             source => PlugError::Slot { port, source },
         })
     }

@@ -5,6 +5,7 @@
 
 mod fit;
 mod hotplug;
+mod listing;
 mod reach;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, Window};
 
 pub use fit::{Missing, Shortfall};
 pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
+pub use listing::EndpointInfo;
 use reach::Reach;
 
 enum What {
@@ -46,6 +48,7 @@ struct Node {
 }
 
 struct Root {
+    name: Name,
     segment: u16,
     buses: BusRange,
     windows: Vec<Window>,
@@ -76,6 +79,7 @@ impl Hierarchy {
         mut make: impl FnMut(&PlannedFunction) -> Result<Shared, E>,
     ) -> Result<Self, BuildError<E>> {
         let roots = plan.root_complexes.iter().map(|root| Root {
+            name: root.name.clone(),
             segment: root.segment,
             buses: root.buses,
             windows: root.mem32.iter().chain(&root.mem64).copied().collect(),

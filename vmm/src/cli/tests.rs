@@ -51,7 +51,7 @@ fn every_flag_reaches_the_configuration() {
         config.devices.as_slice(),
         [DeviceConfig { kind: DeviceKind::Vfio(_), .. }, DeviceConfig { kind: DeviceKind::Stub(_), .. }]
     ));
-    assert_eq!(config.pcie, PcieConfig { topology: TopologyPolicy::Host, cf8: Cf8::On, mirror: true });
+    assert_eq!(config.pcie, PcieConfig { topology: TopologyPolicy::Host, cf8: Cf8::On, ..PcieConfig::default() });
     assert_eq!(config.disks.iter().map(|disk| disk.readonly).collect::<Vec<_>>(), [false, true]);
     let log = LogConfig { level: LogLevel::Debug, file: Some("l".into()) };
     assert_eq!(options, RunOptions { dry_run: false, verbose: false, counters: true, no_reboot: true, time_limit: None, log });

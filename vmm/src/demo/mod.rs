@@ -23,8 +23,10 @@ use thiserror::Error;
 
 use crate::cli::{DemoOptions, RunOptions};
 use crate::kvm::Vm;
+use crate::machine::Design;
+use crate::outputs::Outputs;
 use crate::plan::MachinePlan;
-use crate::run::{self, Outputs, RunError, exit_code};
+use crate::run::{self, RunError, exit_code};
 use crate::spec::{self, Host, Spec};
 
 use compare::{Comparison, Side};
@@ -53,7 +55,7 @@ pub fn run(options: &DemoOptions) -> Result<u8, DemoError> {
     let (mut serial, mut debug) = (memory_file("serial", &[])?, memory_file("debug", &[])?);
     let outputs = Outputs::captured(same(&serial)?.into(), same(&debug)?.into())?;
     let boot = RunOptions { no_reboot: true, time_limit: Some(LIMIT), ..RunOptions::default() };
-    let end = outputs.run(vm, &config, &boot, &spec, &plan, &cpuid);
+    let end = outputs.run(vm, &Design { config: &config, spec: &spec, plan: &plan, cpuid: &cpuid }, &boot, None).map(exit_code);
     outputs.close();
     let (seen, report) = (text(&mut serial)?, text(&mut debug)?);
     let seen = Seen(&seen);

@@ -1,9 +1,11 @@
 //! Virtual processors: their initial state, their threads, and where their exits go.
 
 mod counters;
+mod gate;
 mod setup;
 mod thread;
 
 pub use counters::{Count, Counters, NAMES};
+pub use gate::Gate;
 pub use setup::{SetupError, Vcpu, create};
 pub use thread::{Ended, Runner, ThreadError, Threads};

@@ -13,6 +13,7 @@ use vm_device::device_manager::{IoManager, PioManager};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use super::counters::{Count, Counters};
+use super::gate::Gate;
 use super::setup::Vcpu;
 use crate::address_space::AddressSpace;
 use crate::pci_bus::PciBus;
@@ -45,6 +46,8 @@ pub struct Runner {
     pub space: Arc<AddressSpace>,
     /// Set when the machine ends: vCPUs leave at their next exit.
     pub stop: Arc<AtomicBool>,
+    /// Closed while the machine is paused.
+    pub gate: Arc<Gate>,
     /// Hears why a vCPU stopped by itself. It must not wait.
     pub ended: Box<dyn Fn(Ended) + Send + Sync>,
 }
@@ -52,6 +55,7 @@ pub struct Runner {
 /// The running vCPUs.
 pub struct Threads {
     stop: Arc<AtomicBool>,
+    gate: Arc<Gate>,
     threads: Vec<JoinHandle<()>>,
     counters: Vec<Arc<Counters>>,
 }
@@ -60,7 +64,8 @@ impl Threads {
     /// Starts one thread for each vCPU.
     pub fn start(vcpus: Vec<Vcpu>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
         register_signal_handler(SIGRTMIN(), ignore).map_err(|error| ThreadError::Signal { source: error.into() })?;
-        let mut started = Self { stop: Arc::clone(&runner.stop), threads: Vec::new(), counters: Vec::new() };
+        let mut started =
+            Self { stop: Arc::clone(&runner.stop), gate: Arc::clone(&runner.gate), threads: Vec::new(), counters: Vec::new() };
         for mut vcpu in vcpus {
             let counters = Arc::new(Counters::default());
             let id = vcpu.id;
@@ -82,15 +87,34 @@ impl Threads {
         self.counters.iter().map(|counters| counters.get(reason)).sum()
     }
 
+    /// Makes all vCPUs leave the guest and keeps them out. Returns when the last one has left.
+    pub fn pause(&self) {
+        self.gate.close();
+        let running = || self.threads.iter().filter(|thread| !thread.is_finished()).count();
+        while self.gate.waiting() < running() {
+            self.interrupt();
+        }
+    }
+
+    /// Lets the vCPUs go on.
+    pub fn resume(&self) {
+        self.gate.open();
+    }
+
+    /// Calls vCPUs out of the guest. One that is just about to enter misses the call, so callers repeat it.
+    fn interrupt(&self) {
+        for thread in self.threads.iter().filter(|thread| !thread.is_finished()) {
+            let _ = thread.kill(SIGRTMIN());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+
     /// Makes all vCPUs leave the guest and waits for them.
     pub fn stop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // A signal that arrives just before the vCPU enters the guest is missed, so ask again until the thread has ended.
+        self.gate.recall();
         while self.threads.iter().any(|thread| !thread.is_finished()) {
-            for thread in self.threads.iter().filter(|thread| !thread.is_finished()) {
-                let _ = thread.kill(SIGRTMIN());
-            }
-            thread::sleep(Duration::from_millis(1));
+            self.interrupt();
         }
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
@@ -113,7 +137,12 @@ extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 impl Runner {
     fn run(&self, vcpu: &mut Vcpu, counters: &Counters) {
-        while !self.stop.load(Ordering::Acquire) {
+        let stopped = || self.stop.load(Ordering::Acquire);
+        loop {
+            self.gate.pass(stopped);
+            if stopped() {
+                return;
+            }
             let ended = match vcpu.fd.run() {
                 Ok(exit) => match self.dispatch(exit, counters) {
                     Next::Continue => continue,

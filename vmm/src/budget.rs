@@ -1,0 +1,62 @@
+//! Adds the ports that a user asked for beside those of the devices: room for devices that come while the guest runs.
+
+use api::config::{HotPlugPorts, PcieConfig, Removal as RemovalConfig};
+use pci::link::Link;
+use pci::topology::{HotPlug, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, Removal, Reserve, Topology};
+
+/// Functions of one device number. Ports share device numbers, since a root bus has 32 of them only.
+const FUNCTIONS: u16 = 8;
+
+/// Adds the ports to `topology`, on the root complex `root`.
+pub fn add_ports(topology: &mut Topology, root: &Name, config: &PcieConfig) {
+    let (root_hot, switch_hot) = match config.hot_plug {
+        HotPlugPorts::Auto => (true, true),
+        HotPlugPorts::RootPort => (true, false),
+        HotPlugPorts::SwitchPort => (false, true),
+        HotPlugPorts::NoPort => (false, false),
+    };
+    let hot = |hot: bool| hot.then(|| hot_plug(config));
+    for index in 0..config.root_ports {
+        // A single port keeps a device number of its own.
+        let function = u8::try_from(index % FUNCTIONS).unwrap_or(0);
+        add(topology, format!("port{index}"), root, function, PortKind::Root, hot(root_hot));
+    }
+    let switches = if config.switch_ports == 0 { 0 } else { config.switches.unwrap_or(1) };
+    for switch in 0..switches {
+        let function = u8::try_from(switch % FUNCTIONS).unwrap_or(0);
+        let above = add(topology, format!("switch{switch}-root"), root, function, PortKind::Root, None);
+        let upstream = add(topology, format!("switch{switch}"), &above, 0, PortKind::Upstream, None);
+        for port in 0..config.switch_ports {
+            let function = if config.switch_ports > 32 { u8::try_from(port % FUNCTIONS).unwrap_or(0) } else { 0 };
+            add(topology, format!("switch{switch}-port{port}"), &upstream, function, PortKind::Downstream, hot(switch_hot));
+        }
+    }
+}
+
+/// What every hot-plug port of `config` keeps.
+#[must_use]
+pub fn hot_plug(config: &PcieConfig) -> HotPlug {
+    HotPlug {
+        reserve: Reserve {
+            memory: config.hotplug_mem32.map(|size| size.bytes()),
+            prefetchable: config.hotplug_mem.map(|size| size.bytes()),
+            buses: 1,
+        },
+        removal: match config.removal {
+            RemovalConfig::Surprise => Removal::Surprise,
+            RemovalConfig::Orderly => Removal::Orderly,
+            RemovalConfig::Button => Removal::Button,
+        },
+    }
+}
+
+fn add(topology: &mut Topology, name: String, on: &Name, function: u8, kind: PortKind, hotplug: Option<HotPlug>) -> Name {
+    let name = Name(name);
+    topology.nodes.push(NodeSpec {
+        name: name.clone(),
+        on: on.clone(),
+        place: Place { device: None, function },
+        kind: NodeKind::Port(PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0, hotplug }),
+    });
+    name
+}

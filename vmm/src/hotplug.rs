@@ -1,0 +1,305 @@
+//! Devices that come and go while the guest runs: finds a port, makes the function, lets the guest know, waits for it to let
+//! go.
+//!
+//! The guest sets its own pace. A request is answered when the guest has been told; what a device held is given back when the
+//! guest has taken note, or after a deadline.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use api::config::{DeviceConfig, DeviceKind, VmConfig};
+use api::error::{ApiError, ErrorKind};
+use devices::vfio::Placement;
+use pci::address::Devfn;
+use pci::bar::BarSpec;
+use pci::function::{FunctionId, Shared};
+use pci::hierarchy::{Newcomer, PlugError, PortInfo, PortList};
+use pci::intx;
+use pci::slot::SlotEvent;
+use pci::topology::{EndpointSpec, Name, Removal};
+use thiserror::Error;
+
+use crate::endpoints::{FunctionError, Order};
+use crate::host::{self, HostError};
+use crate::machine::Machine;
+use crate::spec::{self, Endpoint, Spec, SpecError};
+
+/// How long a guest may take to let go of a device that it was asked for.
+const RELEASE: Duration = Duration::from_secs(30);
+/// How long a guest may take to note that a device has left.
+const NOTE: Duration = Duration::from_secs(10);
+
+/// The devices of a running machine.
+pub struct HotPlug {
+    endpoints: BTreeMap<Name, Endpoint>,
+    leaving: Vec<Leaving>,
+    added: u64,
+}
+
+/// A device on its way out.
+struct Leaving {
+    name: Name,
+    port: FunctionId,
+    stage: Stage,
+    deadline: Instant,
+}
+
+enum Stage {
+    /// The guest was asked to let go of it.
+    Asked,
+    /// The guest was told that it is gone. What these functions hold goes when the guest has taken note.
+    Gone(Vec<(FunctionId, Shared)>),
+}
+
+impl HotPlug {
+    /// The devices that a machine starts with.
+    #[must_use]
+    pub fn new(spec: &Spec) -> Self {
+        Self { endpoints: spec.endpoints.clone(), leaving: Vec::new(), added: 0 }
+    }
+
+    /// What the device `name` is.
+    #[must_use]
+    pub fn endpoint(&self, name: &Name) -> Option<&Endpoint> {
+        self.endpoints.get(name)
+    }
+
+    /// Adds a device to the port that it names, or to the first free one on which it fits. Returns its name.
+    pub fn add(&mut self, machine: &mut Machine, config: &VmConfig, device: &DeviceConfig) -> Result<Name, HotPlugError> {
+        let name = self.name(device)?;
+        let (endpoint, spec) = self.look(config, device, &name)?;
+        let port = choose(machine, device, &spec.bars)?;
+        let (id, gsi) = machine.pci().change(|tree| {
+            let route = tree.hierarchy.intx(port.id, Devfn::ZERO, spec.interrupt_pin);
+            (tree.hierarchy.next_id(), route.map(intx::gsi))
+        });
+        let placement = Placement::BelowPort(port.link);
+        let order = Order { name: &name.0, id, endpoint: &endpoint, bars: spec.bars, gsi, placement };
+        let made = machine.factory().make(&order)?;
+        machine.factory().attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
+        let domain = machine.factory().domain();
+        let newcomer =
+            Newcomer { id, name: name.clone(), at: Devfn::ZERO, function: Shared::clone(&made.function), mirrored: false };
+        machine.pci().change(|tree| {
+            tree.mapper.set_domain(domain);
+            tree.mapper.add(id, made);
+            let plugged = tree.hierarchy.plug(port.id, vec![newcomer], &mut tree.effects);
+            if plugged.is_err() {
+                tree.mapper.remove(id);
+            }
+            plugged
+        })?;
+        self.endpoints.insert(name.clone(), endpoint);
+        log::info!("{name} was added to port {}", port.name);
+        Ok(name)
+    }
+
+    /// Begins to remove the device `name`. It is gone when the guest has let go of it, at the latest after a deadline.
+    pub fn remove(&mut self, machine: &mut Machine, name: &str, now: Instant) -> Result<(), HotPlugError> {
+        let name = Name::from(name);
+        if self.leaving.iter().any(|leaving| leaving.name == name) {
+            return Err(HotPlugError::LeavesAlready { name });
+        }
+        if !self.endpoints.contains_key(&name) {
+            return Err(HotPlugError::Unknown { name });
+        }
+        let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
+        let port = ports.into_iter().find(|port| port.occupants.iter().any(|(_, occupant)| *occupant == name));
+        let port = port.filter(|port| port.removal.is_some()).ok_or_else(|| HotPlugError::Fixed { name: name.clone() })?;
+        if port.removal == Some(Removal::Surprise) {
+            return self.take_out(machine, name, port.id, now);
+        }
+        machine.pci().change(|tree| tree.hierarchy.request_removal(port.id))?;
+        self.leaving.push(Leaving { name, port: port.id, stage: Stage::Asked, deadline: now + RELEASE });
+        Ok(())
+    }
+
+    /// Takes the device out, whether or not the guest has let go of it.
+    fn take_out(&mut self, machine: &Machine, name: Name, port: FunctionId, now: Instant) -> Result<(), HotPlugError> {
+        let gone = machine.pci().change(|tree| tree.hierarchy.unplug(port, &mut tree.effects))?;
+        log::info!("{name} was taken out of its port");
+        self.leaving.push(Leaving { name, port, stage: Stage::Gone(gone), deadline: now + NOTE });
+        Ok(())
+    }
+
+    /// Follows what the guest has told and what is overdue. Returns whether a device has left.
+    pub fn follow(&mut self, machine: &mut Machine, now: Instant) -> bool {
+        let mut ready = Vec::new();
+        for (port, event) in machine.slot_events().take() {
+            if event == SlotEvent::AddFailed {
+                let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
+                if let Some(port) = ports.iter().find(|info| info.id == port) {
+                    log::warn!("the guest could not bring up the device that was added to port {}", port.name);
+                }
+            }
+            ready.extend(self.leaving.extract_if(.., |leaving| leaving.port == port && leaving.stage.ends_with(event)));
+        }
+        for late in self.leaving.extract_if(.., |leaving| leaving.deadline <= now) {
+            log::warn!("the guest did not let go of {} in time: it leaves all the same", late.name);
+            machine.pci().change(|tree| tree.hierarchy.expire(late.port));
+            ready.push(late);
+        }
+        let mut left = false;
+        for leaving in ready {
+            match leaving.stage {
+                Stage::Asked => {
+                    if let Err(error) = self.take_out(machine, leaving.name.clone(), leaving.port, now) {
+                        log::error!("{} stays in its port: {error}", leaving.name);
+                    }
+                }
+                Stage::Gone(functions) => {
+                    machine.pci().change(|tree| functions.iter().for_each(|(id, _)| tree.mapper.remove(*id)));
+                    self.endpoints.remove(&leaving.name);
+                    left = true;
+                }
+            }
+        }
+        left
+    }
+
+    /// When something is overdue.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.leaving.iter().map(|leaving| leaving.deadline).min()
+    }
+
+    fn name(&mut self, device: &DeviceConfig) -> Result<Name, HotPlugError> {
+        match &device.id {
+            Some(id) if self.endpoints.contains_key(&Name(id.clone())) => Err(HotPlugError::Taken { name: Name(id.clone()) }),
+            Some(id) => Ok(Name(id.clone())),
+            None => {
+                let kind = if matches!(device.kind, DeviceKind::Vfio(_)) { "vfio" } else { "stub" };
+                loop {
+                    let name = Name(format!("{kind}-hot{}", self.added));
+                    self.added += 1;
+                    if !self.endpoints.contains_key(&name) {
+                        return Ok(name);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the device is, checked against the host and against those that are there.
+    fn look(&self, config: &VmConfig, device: &DeviceConfig, name: &Name) -> Result<(Endpoint, EndpointSpec), HotPlugError> {
+        let mut alone = VmConfig { devices: vec![device.clone()], memory: config.memory.clone(), ..VmConfig::default() };
+        if let Some(device) = alone.devices.first_mut() {
+            device.id = Some(name.0.clone());
+            device.on = None;
+        }
+        let host = host::look(&alone)?;
+        let at = host.wanted.get(&name.0);
+        let same = |endpoint: &&Endpoint| matches!(endpoint, Endpoint::Vfio { at: there, .. } if Some(there) == at);
+        if let Some((there, _)) = self.endpoints.iter().find(|(_, endpoint)| same(endpoint)) {
+            return Err(HotPlugError::Twice { name: name.clone(), there: there.clone() });
+        }
+        spec::single(&alone, &host).map_err(HotPlugError::Spec)
+    }
+}
+
+impl Stage {
+    const fn ends_with(&self, event: SlotEvent) -> bool {
+        matches!((self, event), (Self::Asked, SlotEvent::Released) | (Self::Gone(_), SlotEvent::EventsCleared))
+    }
+}
+
+/// The port that the device names, or the first free one that has room for its BARs.
+fn choose(machine: &Machine, device: &DeviceConfig, bars: &[Option<BarSpec>; 6]) -> Result<PortInfo, HotPlugError> {
+    machine.pci().change(|tree| {
+        let ports: Vec<PortInfo> = tree.hierarchy.ports().collect();
+        if let Some(wanted) = &device.on {
+            let port = ports.into_iter().find(|port| port.name.0 == *wanted);
+            let port =
+                port.ok_or_else(|| HotPlugError::NoPort { wanted: wanted.clone(), ports: tree.hierarchy.hot_plug_ports() })?;
+            tree.hierarchy.check_fit(port.id, std::slice::from_ref(bars))?;
+            return Ok(port);
+        }
+        let mut refusal = HotPlugError::NoneFree { ports: tree.hierarchy.hot_plug_ports() };
+        for port in ports.into_iter().filter(PortInfo::is_free) {
+            match tree.hierarchy.check_fit(port.id, std::slice::from_ref(bars)) {
+                Ok(()) => return Ok(port),
+                Err(error) => refusal = error.into(),
+            }
+        }
+        Err(refusal)
+    })
+}
+
+/// A device that cannot come or go.
+#[derive(Debug, Error)]
+pub enum HotPlugError {
+    /// The name is taken.
+    #[error("there is a device {name} already: give another id, or remove it first")]
+    Taken {
+        /// The name.
+        name: Name,
+    },
+    /// The host function is in this machine already.
+    #[error("device {name} is the host function that this machine has as {there}")]
+    Twice {
+        /// The new one.
+        name: Name,
+        /// The one that is there.
+        there: Name,
+    },
+    /// No device of that name.
+    #[error("there is no device {name}; `banyan ctl list` shows those that there are")]
+    Unknown {
+        /// The name.
+        name: Name,
+    },
+    /// A second request.
+    #[error("device {name} is being removed already")]
+    LeavesAlready {
+        /// The name.
+        name: Name,
+    },
+    /// No slot that it could leave.
+    #[error("device {name} does not hang on a hot-plug port: it stays until the machine ends")]
+    Fixed {
+        /// The name.
+        name: Name,
+    },
+    /// No port of that name.
+    #[error("there is no port {wanted}; {ports}")]
+    NoPort {
+        /// Asked for.
+        wanted: String,
+        /// What there is.
+        ports: PortList,
+    },
+    /// All ports are taken.
+    #[error("no hot-plug port is free: remove a device, or start the machine with more (--pcie hotplug-ports=N); {ports}")]
+    NoneFree {
+        /// What there is.
+        ports: PortList,
+    },
+    /// The port refuses.
+    #[error(transparent)]
+    Plug(#[from] PlugError),
+    /// The host.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The device's configuration.
+    #[error(transparent)]
+    Spec(SpecError),
+    /// The function.
+    #[error(transparent)]
+    Make(#[from] FunctionError),
+}
+
+impl HotPlugError {
+    /// As the API tells it.
+    #[must_use]
+    pub fn for_client(&self) -> ApiError {
+        let kind = match self {
+            Self::Unknown { .. } | Self::NoPort { .. } => ErrorKind::NotFound,
+            Self::Taken { .. } | Self::Twice { .. } | Self::LeavesAlready { .. } | Self::NoneFree { .. } | Self::Plug(_) => {
+                ErrorKind::Conflict
+            }
+            Self::Fixed { .. } | Self::Host(_) | Self::Spec(_) => ErrorKind::BadRequest,
+            Self::Make(_) => ErrorKind::Internal,
+        };
+        ApiError::from_error(kind, self)
+    }
+}

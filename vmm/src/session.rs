@@ -1,0 +1,170 @@
+//! Answers commands while a machine runs, and follows devices that come and go.
+
+use std::os::fd::AsRawFd;
+use std::time::Instant;
+
+use api::channel::Inbox;
+use api::command::{Command, Reply, Resize};
+use api::config::VmConfig;
+use api::error::{ApiError, ErrorKind};
+use api::info::{Phase, Published, VmInfo};
+use devices::legacy::PowerEvent;
+
+use crate::driver::{Attendant, End};
+use crate::hotplug::HotPlug;
+use crate::listing;
+use crate::machine::Machine;
+use crate::spec::Spec;
+
+/// What shall follow the end of a guest that a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum After {
+    /// Nothing was asked: the guest ended by itself.
+    #[default]
+    Nothing,
+    /// The machine is configured and does not run.
+    Created,
+    /// There is no machine.
+    Absent,
+    /// The process ends.
+    Exit,
+}
+
+/// The commands' side of a running machine, for as long as the process lives.
+pub struct Service<'a> {
+    /// Where commands come from.
+    pub inbox: &'a Inbox,
+    /// Where the machine's state is made known.
+    pub published: &'a Published,
+    /// Who asked for the start, until it has happened.
+    pub starter: Option<Reply<()>>,
+    /// Who asked for the end; answered when the machine is gone.
+    pub enders: Vec<Reply<()>>,
+    /// What shall follow.
+    pub after: After,
+}
+
+/// One machine's commands.
+pub struct Session<'a, 's> {
+    service: &'a mut Service<'s>,
+    machine: &'a mut Machine,
+    config: &'a VmConfig,
+    hotplug: HotPlug,
+}
+
+impl<'a, 's> Session<'a, 's> {
+    /// For a machine that has just been started.
+    #[must_use]
+    pub fn new(service: &'a mut Service<'s>, machine: &'a mut Machine, config: &'a VmConfig, spec: &Spec) -> Self {
+        let hotplug = HotPlug::new(spec);
+        Self { service, machine, config, hotplug }
+    }
+
+    /// Tells that the machine runs.
+    pub fn started(&mut self) {
+        self.publish(Phase::Running);
+        if let Some(reply) = self.service.starter.take() {
+            reply.send(Ok(()));
+        }
+    }
+
+    fn publish(&self, phase: Phase) {
+        self.service.published.set(Some(VmInfo {
+            config: self.config.clone(),
+            phase,
+            progress: None,
+            memory: self.config.memory.size.bytes(),
+            devices: listing::devices(self.machine, &self.hotplug),
+        }));
+    }
+
+    fn end(&mut self, after: After, reply: Reply<()>) -> Option<End> {
+        self.service.after = after;
+        self.service.enders.push(reply);
+        Some(End::Command)
+    }
+
+    fn obey(&mut self, command: Command) -> Option<End> {
+        match command {
+            Command::Create { reply, .. } => {
+                reply.send(Err(ApiError::new(ErrorKind::WrongState, "there is a virtual machine already: delete it first")));
+            }
+            Command::Boot { reply } => {
+                reply.send(Err(ApiError::new(ErrorKind::WrongState, "the virtual machine runs already")));
+            }
+            Command::Delete { reply } => return self.end(After::Absent, reply),
+            Command::Shutdown { reply } => return self.end(After::Created, reply),
+            Command::VmmShutdown { reply } => return self.end(After::Exit, reply),
+            Command::Reboot { reply } => {
+                reply.send(Ok(()));
+                return Some(End::Power(PowerEvent::Reset));
+            }
+            Command::Pause { reply } => {
+                self.machine.pause();
+                self.publish(Phase::Paused);
+                reply.send(Ok(()));
+            }
+            Command::Resume { reply } => {
+                self.machine.resume();
+                self.publish(Phase::Running);
+                reply.send(Ok(()));
+            }
+            Command::Resize { to, reply } => reply.send(self.resize(to)),
+            Command::AddDevice { config, reply } => {
+                let added = self.hotplug.add(self.machine, self.config, &config);
+                reply.send(added.map(|id| listing::device(self.machine, &self.hotplug, &id)).map_err(|error| error.for_client()));
+                self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
+            }
+            Command::RemoveDevice { id, reply } => {
+                reply.send(self.hotplug.remove(self.machine, &id, Instant::now()).map_err(|error| error.for_client()));
+                self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
+            }
+            Command::ListDevices { reply } => reply.send(Ok(listing::listing(self.machine, &self.hotplug))),
+            Command::Counters { reply } => reply.send(Ok(self.machine.counters().for_client())),
+            other => {
+                let why = match &other {
+                    Command::PowerButton { .. } => "this machine has no power button",
+                    Command::AddDisk { .. } => "disks cannot be added while the guest runs",
+                    _ => "this build has no such device",
+                };
+                let what = format!("{}: {why}", other.name());
+                other.refuse(ApiError::new(ErrorKind::Unsupported, what));
+            }
+        }
+        None
+    }
+
+    /// Nothing can be resized; a request for what is there already is met.
+    fn resize(&self, to: Resize) -> Result<(), ApiError> {
+        let (cpus, ram) = (self.config.cpus.count, self.config.memory.size.bytes());
+        let same = to.cpus.is_none_or(|wanted| wanted == cpus) && to.ram.is_none_or(|wanted| wanted == ram);
+        if same && to.balloon.is_none_or(|wanted| wanted == 0) {
+            return Ok(());
+        }
+        let what = format!("processors and memory are fixed at the start: {cpus} processors and {ram} bytes");
+        Err(ApiError::new(ErrorKind::Unsupported, what))
+    }
+}
+
+impl Attendant for Session<'_, '_> {
+    fn descriptors(&self) -> Vec<i32> {
+        vec![self.service.inbox.as_raw_fd(), self.machine.slot_events().as_raw_fd()]
+    }
+
+    fn attend(&mut self) -> Option<End> {
+        let moved = self.hotplug.follow(self.machine, Instant::now());
+        if moved {
+            self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
+        }
+        while let Some(command) = self.service.inbox.next() {
+            if let Some(end) = self.obey(command) {
+                return Some(end);
+            }
+        }
+        None
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.hotplug.deadline()
+    }
+}

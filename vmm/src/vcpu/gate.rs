@@ -1,0 +1,81 @@
+//! Holds vCPUs back while the machine is paused.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A gate that every vCPU passes before it enters the guest. An open gate costs one load.
+#[derive(Debug, Default)]
+pub struct Gate {
+    closed: AtomicBool,
+    waiting: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Gate {
+    /// Waits while the gate is closed, unless `leave` says that the vCPU has to go.
+    pub fn pass(&self, leave: impl Fn() -> bool) {
+        if !self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        let mut waiting = self.lock();
+        *waiting += 1;
+        while self.closed.load(Ordering::Acquire) && !leave() {
+            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        *waiting -= 1;
+    }
+
+    /// Closes the gate. vCPUs inside the guest have to be called out of it.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// Opens the gate.
+    pub fn open(&self) {
+        self.closed.store(false, Ordering::Release);
+        self.recall();
+    }
+
+    /// Makes those who wait look again whether they have to go.
+    pub fn recall(&self) {
+        // Taken so that nobody is between looking and waiting.
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn those_who_wait_go_on_when_the_gate_opens_or_when_they_have_to_leave() {
+        let (gate, stop) = (Gate::default(), AtomicBool::new(false));
+        gate.pass(|| false);
+        gate.close();
+        thread::scope(|scope| {
+            let held: Vec<_> = (0..3).map(|_| scope.spawn(|| gate.pass(|| stop.load(Ordering::Acquire)))).collect();
+            while gate.waiting() < 3 {
+                thread::yield_now();
+            }
+            assert!(held.iter().all(|held| !held.is_finished()));
+            stop.store(true, Ordering::Release);
+            gate.recall();
+        });
+        assert_eq!(gate.waiting(), 0);
+        gate.open();
+        gate.pass(|| false);
+    }
+}
