@@ -6,12 +6,13 @@
 //! | PCI Express version 2 | 0x40 | type 4 | type 5 | type 6 |
 //! | MSI, 64-bit, maskable, 1 vector | 0x80 | yes | no | yes |
 //! | subsystem ids, unless 0 | 0xA0 | own | host's or own | host's or own |
+//! | power management, D0 and D3hot | 0xA8 | yes | yes | yes |
 //! | AER | 0x100 | with root registers | yes | yes |
 //! | ACS, control 0 at reset | 0x150 | yes | no | yes |
 //!
 //! Hot-plug root and downstream ports have a slot ([`crate::slot`]), which raises the port's interrupt; their link status
-//! follows what is in it. There is no I/O window, no ASPM, no LTR and no power management: ports never leave D0. Disabling the
-//! link has the effect of a secondary bus reset that is held: nothing below answers.
+//! follows what is in it. There is no I/O window, no ASPM and no LTR. A port in D3hot lets nothing
+//! through; disabling the link has the effect of a secondary bus reset that is held: nothing below answers.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use crate::access::{Access, Reg};
 use crate::address::BusRange;
 use crate::bridge;
 use crate::caps::express::{ExpressType, LINK_STATUS, LINK_STATUS_2, link_status, link_status_2, reg as express};
-use crate::caps::{Express, MsiLayout, Subsystem};
+use crate::caps::{Express, MsiLayout, Power, Subsystem, power};
 use crate::config::{BuildError, Change, ConfigBuilder, ConfigSpace, Type1};
 use crate::ext_caps::{Acs, Aer, AerKind};
 use crate::function::{Changes, ResetKind};
@@ -37,6 +38,7 @@ use crate::topology::{Name, PlannedFunction, PlannedPort, PortKind, Windows};
 const EXPRESS: u8 = 0x40;
 const MSI: u8 = 0x80;
 const SUBSYSTEM: u8 = 0xA0;
+const POWER: u8 = 0xA8;
 const AER: u16 = 0x100;
 const ACS: u16 = 0x150;
 
@@ -46,6 +48,7 @@ const fn express(register: u8) -> u16 {
 }
 
 const LINK_CONTROL: Reg = Reg::containing(express(express::LINK_CONTROL));
+const POWER_CONTROL: Reg = Reg::containing((POWER + power::CONTROL) as u16);
 const SLOT_CONTROL: Reg = Reg::containing(express(express::SLOT_CONTROL));
 
 /// A port with its registers.
@@ -89,6 +92,7 @@ impl Port {
         if (ids.subsystem_vendor, ids.subsystem) != (0, 0) {
             builder.capability_at(SUBSYSTEM, &Subsystem::from(&ids)).map_err(error)?;
         }
+        builder.capability_at(POWER, &Power).map_err(error)?;
         let aer = if kind == PortKind::Root { AerKind::RootPort } else { AerKind::SwitchPort };
         builder.extended_at(AER, &Aer(aer)).map_err(error)?;
         if kind != PortKind::Upstream {
@@ -142,6 +146,7 @@ impl Port {
 
     fn changes(&mut self, offset: u16, change: Change) -> Changes {
         const LINK: u16 = LINK_CONTROL.offset();
+        const POWER_STATE: u16 = POWER_CONTROL.offset();
         const BUSES: u32 = 0x00FF_FF00;
         let mut changes = Changes::empty();
         let flipped = |mask| change.flipped() & mask != 0;
@@ -157,6 +162,14 @@ impl Port {
             header::INTERRUPT => {
                 changes.set(Changes::LINK, flipped(type1::SECONDARY_BUS_RESET));
                 changes.set(Changes::RESET_BELOW, change.risen() & type1::SECONDARY_BUS_RESET != 0);
+            }
+            POWER_STATE if flipped(power::STATE) => {
+                // A state that the port does not have is not taken (PCIe 6.0 7.5.2.2).
+                if matches!(change.new & power::STATE, 1 | 2) {
+                    self.space.set(POWER_CONTROL, power::STATE, change.old);
+                } else {
+                    changes |= Changes::WINDOWS | Changes::BUS_MASTER | Changes::LINK;
+                }
             }
             LINK if flipped(express::LINK_DISABLE) => {
                 changes |= Changes::LINK;
@@ -182,20 +195,20 @@ impl Port {
     /// Whether a memory request for `len` bytes from `at` goes down: memory space is enabled and one window holds all of it.
     #[must_use]
     pub fn forwards(&self, at: u64, len: u64) -> bool {
-        bridge::forwards(&self.space, at, len)
+        !self.asleep() && bridge::forwards(&self.space, at, len)
     }
 
     /// Whether requests from below go up.
     #[must_use]
     pub fn bus_master(&self) -> bool {
-        self.space.read(Reg::containing(header::COMMAND_STATUS)) & command::BUS_MASTER != 0
+        !self.asleep() && self.space.read(Reg::containing(header::COMMAND_STATUS)) & command::BUS_MASTER != 0
     }
 
-    /// Whether nothing below can answer: secondary bus reset is held, or the link is disabled.
+    /// Whether nothing below can answer: secondary bus reset is held, the link is disabled, or the port is in D3hot.
     #[must_use]
     pub fn in_reset(&self) -> bool {
         let control = self.space.read(Reg::containing(header::INTERRUPT));
-        control & type1::SECONDARY_BUS_RESET != 0 || self.link_disabled()
+        control & type1::SECONDARY_BUS_RESET != 0 || self.link_disabled() || self.asleep()
     }
 
     /// Back to the reset state: no buses, closed windows, decode off. What hangs below stays.
@@ -291,6 +304,10 @@ impl Port {
         if let Some(slot) = &self.slot {
             self.space.set(SLOT_CONTROL, u32::MAX, slot.read());
         }
+    }
+
+    fn asleep(&self) -> bool {
+        self.space.read(POWER_CONTROL) & power::STATE != 0
     }
 
     fn link_disabled(&self) -> bool {

@@ -6,6 +6,7 @@ pub mod clique;
 pub mod express;
 mod msi;
 mod msix;
+pub mod power;
 mod subsystem;
 mod vendor;
 
@@ -13,6 +14,7 @@ pub use clique::Clique;
 pub use express::Express;
 pub use msi::MsiLayout;
 pub use msix::{MsixLayout, MsixPlace};
+pub use power::Power;
 pub use subsystem::Subsystem;
 pub use vendor::Vendor;
 

@@ -52,7 +52,7 @@ fn write(port: &mut Port, offset: u16, value: u32) -> Changes {
 }
 
 /// Everything that a write can change in any port: offset, bits.
-const KEPT: [(u16, u32); 29] = [
+const KEPT: [(u16, u32); 30] = [
     (0x04, 0x0000_0546),
     (0x0C, 0x0000_00FF),
     (0x18, 0x00FF_FFFF),
@@ -73,6 +73,8 @@ const KEPT: [(u16, u32); 29] = [
     (0x88, 0xFFFF_FFFF),
     (0x8C, 0x0000_FFFF),
     (0x90, 0x0000_0001),
+    // Power state and event enable.
+    (0xAC, 0x0000_0103),
     // AER: masks, severities, root command.
     (0x108, 0x017F_F010),
     (0x10C, 0x017F_F010),
@@ -120,9 +122,17 @@ fn registers_keep_exactly_the_bits_of_the_contract() {
 #[test]
 fn each_kind_shows_its_capabilities_at_fixed_places() {
     for (kind, standard, extended) in [
-        (PortKind::Root, vec![(id::EXPRESS, EXPRESS), (id::MSI, MSI), (id::SUBSYSTEM, SUBSYSTEM)], vec![AER, ACS]),
-        (PortKind::Upstream, vec![(id::EXPRESS, EXPRESS), (id::SUBSYSTEM, SUBSYSTEM)], vec![AER]),
-        (PortKind::Downstream, vec![(id::EXPRESS, EXPRESS), (id::MSI, MSI), (id::SUBSYSTEM, SUBSYSTEM)], vec![AER, ACS]),
+        (
+            PortKind::Root,
+            vec![(id::EXPRESS, EXPRESS), (id::MSI, MSI), (id::SUBSYSTEM, SUBSYSTEM), (id::POWER, POWER)],
+            vec![AER, ACS],
+        ),
+        (PortKind::Upstream, vec![(id::EXPRESS, EXPRESS), (id::SUBSYSTEM, SUBSYSTEM), (id::POWER, POWER)], vec![AER]),
+        (
+            PortKind::Downstream,
+            vec![(id::EXPRESS, EXPRESS), (id::MSI, MSI), (id::SUBSYSTEM, SUBSYSTEM), (id::POWER, POWER)],
+            vec![AER, ACS],
+        ),
     ] {
         let port = build(kind, None);
         let found: Vec<(u8, u8)> = walk(|at| read(&port, at.into())).iter().map(|c| (c.id, c.offset)).collect();
@@ -138,7 +148,7 @@ fn host_ids_are_shown_with_the_class_of_a_bridge() {
     let port = build(PortKind::Upstream, Some(ids));
     assert_eq!([0x00, 0x08, 0xA4].map(|at| read(&port, at)), [0xC030_1000, 0x0604_0000, 0x1001_1000]);
     let port = build(PortKind::Upstream, Some(Ids { subsystem_vendor: 0, subsystem: 0, ..ids }));
-    assert_eq!(walk(|at| read(&port, at.into())).len(), 1, "no subsystem ids, no capability");
+    assert_eq!(walk(|at| read(&port, at.into())).len(), 2, "no subsystem ids, no capability");
     assert_eq!(read(&build(PortKind::Root, None), 0x0C) >> 16, 0x81);
 }
 
@@ -177,6 +187,26 @@ fn writes_tell_what_they_changed() {
         (0x1C, 0xFFFF_FFFF, Changes::empty()),
     ] {
         assert_eq!(write(&mut port, offset, value), expected, "{offset:#x} = {value:#x}");
+    }
+}
+
+#[test]
+fn a_port_in_d3hot_lets_nothing_through_and_keeps_its_registers() {
+    for kind in KINDS {
+        let mut port = build(kind, None);
+        port.program();
+        assert_eq!((read(&port, 0xA8) >> 16, read(&port, 0xAC)), (0xC803, 8));
+        let registers = |port: &Port| [0x04, 0x18, 0x20, 0x24].map(|at| read(port, at));
+        let before = registers(&port);
+        let all = Changes::WINDOWS | Changes::BUS_MASTER | Changes::LINK;
+        assert_eq!(write(&mut port, 0xAC, 3), all);
+        assert_eq!((port.forwards(0xE000_0000, 4), port.bus_master(), port.in_reset()), (false, false, true));
+        assert_eq!(write(&mut port, 0xAC, 0), all);
+        assert_eq!((port.forwards(0xE000_0000, 4), port.bus_master(), port.in_reset()), (true, true, false));
+        assert_eq!(registers(&port), before);
+        for absent in [1, 2] {
+            assert_eq!((write(&mut port, 0xAC, absent), read(&port, 0xAC)), (Changes::empty(), 8), "there is no D{absent}");
+        }
     }
 }
 
