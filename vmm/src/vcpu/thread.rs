@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use thiserror::Error;
-use vm_device::bus::PioAddress;
-use vm_device::device_manager::{IoManager, PioManager};
+use vm_device::device_manager::IoManager;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use super::counters::{Count, Counters};
@@ -17,6 +16,7 @@ use super::gate::Gate;
 use super::setup::Vcpu;
 use crate::address_space::AddressSpace;
 use crate::pci_bus::PciBus;
+use crate::ports;
 
 /// Why a vCPU stopped by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,14 +165,11 @@ impl Runner {
         match exit {
             VcpuExit::IoIn(port, data) => {
                 counters.count(if self.pci.is_config_port(port) { Count::ConfigRead } else { Count::PortRead });
-                if self.ports.pio_read(PioAddress(port), data).is_err() {
-                    data.fill(0xFF);
-                }
+                ports::read(&self.ports, port, data);
             }
             VcpuExit::IoOut(port, data) => {
                 counters.count(if self.pci.is_config_port(port) { Count::ConfigWrite } else { Count::PortWrite });
-                // A port that nobody answers swallows the write.
-                let _ = self.ports.pio_write(PioAddress(port), data);
+                ports::write(&self.ports, port, data);
             }
             VcpuExit::MmioRead(at, data) => match self.pci.ecam(at, data.len()) {
                 Some((segment, offset)) => {
