@@ -83,6 +83,7 @@ impl Machine {
         let payload = Image::open(config.payload.as_ref().ok_or(MachineError::NothingToRun)?)?;
         let ending = Ending::new().map_err(MachineError::Event)?;
         let passthrough = endpoints::passes_through(design.spec);
+        let used = ram.is_some();
         let ram = match ram {
             Some(ram) => ram,
             None => new_ram(&config.memory, plan, passthrough)?,
@@ -115,7 +116,7 @@ impl Machine {
         let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
         vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
-        let entry = load(&ram, payload, design)?;
+        let entry = load(&ram, used, payload, design)?;
         let vcpus =
             vcpu::create(&vm, config.cpus.count, design.cpuid.as_slice(), plan.map.physical_address_bits, entry.as_ref())?;
         let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci)?;
@@ -255,7 +256,7 @@ fn map_firmware(
 }
 
 /// Puts what runs first, and the tables that it finds, into RAM; says how a kernel is entered.
-fn load(ram: &GuestMemoryMmap, payload: Image, design: &Design<'_>) -> Result<Option<Entry>, MachineError> {
+fn load(ram: &GuestMemoryMmap, used: bool, payload: Image, design: &Design<'_>) -> Result<Option<Entry>, MachineError> {
     let (config, plan) = (design.config, design.plan);
     let tables = acpi::memory(&acpi::AcpiInputs {
         cpus: u32::from(config.cpus.count),
@@ -274,7 +275,7 @@ fn load(ram: &GuestMemoryMmap, payload: Image, design: &Design<'_>) -> Result<Op
             boot::put(ram, layout::SMBIOS.start, &smbios::tables(layout::SMBIOS.start, &smbios))?;
             boot::put(ram, reset_vector::AT, &reset_vector::code())?;
             let Some(Payload::Kernel(from)) = &config.payload else { return Err(MachineError::NothingToRun) };
-            let inputs = BootInputs { map: &plan.map, initramfs: from.initramfs.as_deref(), cmdline: &from.cmdline };
+            let inputs = BootInputs { map: &plan.map, initramfs: from.initramfs.as_deref(), cmdline: &from.cmdline, used };
             Ok(Some(boot::load_kernel(ram, &mut kernel, &inputs)?))
         }
     }

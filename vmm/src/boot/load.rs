@@ -26,18 +26,25 @@ pub struct BootInputs<'a> {
     pub initramfs: Option<&'a Path>,
     /// Command line.
     pub cmdline: &'a str,
+    /// RAM was used before: by the guest, until it reset the machine.
+    pub used: bool,
 }
 
 /// Loads everything and returns how to enter the kernel.
 pub fn load_kernel(memory: &GuestMemoryMmap, kernel: &mut Kernel, inputs: &BootInputs<'_>) -> Result<Entry, BootError> {
     let taken = kernel.memory();
-    if !inputs.map.ram.iter().any(|ram| ram.contains_range(&taken)) {
+    // Tables are below 1 MiB.
+    if taken.start < layout::HIGH_MEMORY || !inputs.map.ram.iter().any(|ram| ram.contains_range(&taken)) {
         return Err(BootError::NoRoom { path: kernel.path.clone(), taken, ram: inputs.map.low_ram().end });
     }
     let unreadable = |source| BootError::Kernel { path: kernel.path.clone(), source };
     let memmap = e820::table(inputs.map);
     let (header, load, entry, pvh_entry) = match &kernel.format {
         Format::Elf { layout } => {
+            if inputs.used {
+                // What a segment has in memory beyond the file is zero (System V ABI, program loading).
+                clear(memory, taken).map_err(unreadable)?;
+            }
             let loaded = Elf::load(memory, None, &mut kernel.file, None)
                 .map_err(|source| BootError::Loader { path: kernel.path.clone(), source })?;
             (SetupHeader::for_elf(), taken.start, loaded.kernel_load.0, layout.pvh_entry)
@@ -91,6 +98,15 @@ fn load_initrd(memory: &GuestMemoryMmap, map: &MemoryMap, kernel: Range, path: &
 fn copy(memory: &GuestMemoryMmap, file: &mut File, at: u64, len: u64) -> io::Result<()> {
     let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
     memory.read_exact_volatile_from(GuestAddress(at), file, len).map_err(io::Error::other)
+}
+
+fn clear(memory: &GuestMemoryMmap, range: Range) -> io::Result<()> {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    for at in (range.start..range.end).step_by(ZEROS.len()) {
+        let len = usize::try_from(range.end - at).unwrap_or(usize::MAX);
+        memory.write_slice(ZEROS.get(..len).unwrap_or(&ZEROS), GuestAddress(at)).map_err(io::Error::other)?;
+    }
+    Ok(())
 }
 
 /// A kernel that cannot be loaded.
@@ -162,4 +178,68 @@ pub enum BootError {
         /// Bytes.
         len: usize,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use arch::memory_map::{MemoryMapRequest, SegmentBuses};
+
+    use super::*;
+
+    const RAM: u64 = 16 << 20;
+
+    /// A kernel with 16 bytes of 0x90 at `address`, and zeros up to 12 KiB.
+    fn kernel(address: u64) -> Kernel {
+        let mut bytes = vec![0; 64 + 56];
+        bytes.extend([0x90; 16]);
+        bytes[..8].copy_from_slice(b"\x7fELF\x02\x01\x01\0");
+        bytes[18] = 62;
+        bytes[24..32].copy_from_slice(&address.to_le_bytes());
+        bytes[32] = 64;
+        bytes[54..58].copy_from_slice(&[56, 0, 1, 0]);
+        bytes[64] = 1;
+        for (offset, value) in [(72, 120), (88, address), (96, 16), (104, 12 << 10)] {
+            bytes[offset..offset + 8].copy_from_slice(&u64::to_le_bytes(value));
+        }
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&bytes).unwrap();
+        Kernel::open(file.path(), None).unwrap()
+    }
+
+    fn load(memory: &GuestMemoryMmap, address: u64) -> Result<Entry, BootError> {
+        let map = MemoryMap::new(&MemoryMapRequest {
+            ram: RAM,
+            physical_address_bits: 40,
+            reserved: Vec::new(),
+            firmware_size: 0,
+            segments: vec![SegmentBuses { segment: 0, last_bus: 0 }],
+        });
+        load_kernel(memory, &mut kernel(address), &BootInputs { map: &map.unwrap(), initramfs: None, cmdline: "", used: true })
+    }
+
+    fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), usize::try_from(RAM).unwrap())]).unwrap()
+    }
+
+    #[test]
+    fn a_kernel_finds_zeros_where_the_one_before_the_reset_left_data() {
+        let memory = memory();
+        memory.write_slice(&[0xAA; 16 << 10], GuestAddress(2 << 20)).unwrap();
+        load(&memory, 2 << 20).unwrap();
+        let mut found = vec![1; 16 << 10];
+        memory.read_slice(&mut found, GuestAddress(2 << 20)).unwrap();
+        let expected = [[0x90; 16].as_slice(), &[0; (12 << 10) - 16], &[0xAA; 4 << 10]].concat();
+        assert!(found == expected);
+    }
+
+    #[test]
+    fn a_kernel_where_tables_go_is_refused() {
+        for address in [0x7000, 0xF_F000] {
+            let error = load(&memory(), address).unwrap_err();
+            assert!(matches!(error, BootError::NoRoom { .. }), "{error}");
+        }
+        load(&memory(), 0x10_0000).unwrap();
+    }
 }
