@@ -1,9 +1,12 @@
 //! Processors, memory, and every way in which a guest can end, on /dev/kvm.
 #![expect(clippy::unwrap_used, reason = "helpers of tests end a test that cannot go on")]
 
+use std::process::Command;
+
 use rustix::process::Signal;
-use tests::Guest;
 use tests::guest::image;
+use tests::process::LIMIT;
+use tests::{Guest, Session, executable};
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
@@ -64,7 +67,7 @@ fn memory_is_resident_when_it_is_used_or_prefaulted() {
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn without_debug_exit_its_port_is_not_there() {
-    let mut session = tests::Session::start(&["run", "--kernel", &image("exit.elf"), "--serial", "off"]);
+    let mut session = Session::start(&["run", "--kernel", &image("exit.elf"), "--serial", "off"]);
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(session.is_running(), "a write to an absent port ended the machine");
 }
@@ -130,11 +133,31 @@ fn without_reboot_a_reset_ends_with_exit_code_4() {
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_signal_ends_with_128_plus_its_number() {
     for (signal, code) in [(Signal::HUP, 129), (Signal::INT, 130), (Signal::TERM, 143)] {
-        let mut session = Guest::new("echo").with(&["--cpus", "2"]).start();
+        let mut session = with_signals("--default-signal=HUP,INT,TERM", &Guest::new("echo").with(&["--cpus", "2"]));
         session.expect("ready");
         session.signal(signal);
         session.wait().expect_code(code);
     }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn signals_that_the_caller_ignores_do_not_end_the_guest() {
+    let mut session = with_signals("--ignore-signal=HUP,INT", &Guest::new("echo"));
+    session.expect("ready");
+    session.signal(Signal::HUP);
+    session.signal(Signal::INT);
+    session.send("still here\n");
+    session.expect("still here");
+    session.signal(Signal::TERM);
+    session.wait().expect_code(143);
+}
+
+/// Starts a guest with other signals handled or ignored than this process has.
+fn with_signals(option: &str, guest: &Guest) -> Session {
+    let mut command = Command::new("env");
+    command.arg(option).arg(executable::path()).args(guest.arguments());
+    Session::spawn(command, LIMIT)
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Turns SIGINT, SIGTERM and SIGHUP into an event of the main loop.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
+use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -15,7 +17,8 @@ static RECEIVED: AtomicI32 = AtomicI32::new(0);
 pub struct Signals(&'static EventFd);
 
 impl Signals {
-    /// Handles the three signals from this point on.
+    /// Handles the three signals from this point on. One that the caller of this process ignores stays ignored: `nohup`, and
+    /// a shell that starts a job in the background.
     pub fn handle() -> io::Result<Self> {
         let event = match EVENT.get() {
             Some(event) => event,
@@ -24,7 +27,7 @@ impl Signals {
                 EVENT.get_or_init(|| event)
             }
         };
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().filter(|signal| !is_ignored(*signal)) {
             register_signal_handler(signal, note)?;
         }
         Ok(Self(event))
@@ -47,11 +50,32 @@ impl Signals {
     }
 }
 
+fn is_ignored(signal: i32) -> bool {
+    let mut now = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action the call only fills `now`; it is read only if the call filled it.
+    unsafe { libc::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0 && now.assume_init().sa_sigaction == libc::SIG_IGN }
+}
+
 extern "C" fn note(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     RECEIVED.store(signal, Ordering::Relaxed);
     if let Some(event) = EVENT.get() {
         let one = 1u64;
         // SAFETY: write(2) is async-signal-safe, the descriptor is never closed, and `one` has the 8 bytes that it reads.
         unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ignored_signal_is_told_from_the_others() {
+        assert!(!is_ignored(libc::SIGUSR2));
+        // SAFETY: no test uses this signal, and none is sent.
+        unsafe { libc::signal(libc::SIGUSR2, libc::SIG_IGN) };
+        assert!(is_ignored(libc::SIGUSR2));
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGUSR2, libc::SIG_DFL) };
     }
 }
