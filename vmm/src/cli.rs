@@ -53,6 +53,8 @@ pub struct RunOptions {
     pub time_limit: Option<Duration>,
     /// Logging.
     pub log: LogConfig,
+    /// Where the API is served.
+    pub api_socket: Option<PathBuf>,
 }
 
 /// How the demonstration is run.
@@ -263,6 +265,10 @@ struct RunArguments {
     #[arg(long, help_heading = RUN)]
     no_reboot: bool,
 
+    /// Socket for `banyan ctl` and other clients of the HTTP API
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, help_heading = RUN)]
+    api_socket: Option<PathBuf>,
+
     /// Print the number of exits of each kind at the end
     #[arg(long, help_heading = RUN)]
     counters: bool,
@@ -362,6 +368,7 @@ impl RunArguments {
             no_reboot: self.no_reboot,
             time_limit: None,
             log: self.log.unwrap_or_default(),
+            api_socket: self.api_socket,
         };
         Ok(Action::Run { config: Box::new(config), options })
     }

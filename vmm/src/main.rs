@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
-use vmm::{ctl, demo, run};
+use vmm::{ctl, demo, run, serve};
 
 fn main() -> ExitCode {
     let done = match cli::parse(std::env::args_os()) {
@@ -25,7 +25,10 @@ fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
             cli::write_completions(shell, &mut io::stdout().lock())?;
             Ok(ExitCode::SUCCESS)
         }
-        Action::Run { config, options } => Ok(run::run(&config, &options)?.into()),
+        Action::Run { config, options } => match &options.api_socket {
+            Some(socket) if !options.dry_run => Ok(serve::serve(Some(*config), &options, socket)?.into()),
+            _ => Ok(run::run(&config, &options)?.into()),
+        },
         Action::Ctl(options) => match ctl::run(&options, &mut io::stdout().lock()) {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) => {

@@ -54,7 +54,10 @@ fn every_flag_reaches_the_configuration() {
     assert_eq!(config.pcie, PcieConfig { topology: TopologyPolicy::Host, cf8: Cf8::On, ..PcieConfig::default() });
     assert_eq!(config.disks.iter().map(|disk| disk.readonly).collect::<Vec<_>>(), [false, true]);
     let log = LogConfig { level: LogLevel::Debug, file: Some("l".into()) };
-    assert_eq!(options, RunOptions { dry_run: false, verbose: false, counters: true, no_reboot: true, time_limit: None, log });
+    assert_eq!(
+        options,
+        RunOptions { dry_run: false, verbose: false, counters: true, no_reboot: true, time_limit: None, log, api_socket: None }
+    );
     assert!(config.debug_exit);
 }
 
