@@ -17,5 +17,5 @@ pub mod process;
 pub mod terminal;
 
 pub use guest::Guest;
-pub use process::{Outcome, Session, banyan, in_shell};
+pub use process::{Capabilities, Outcome, Session, banyan, in_shell, with_other_mounts};
 pub use terminal::Terminal;

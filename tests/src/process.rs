@@ -30,6 +30,27 @@ pub fn in_shell<S: AsRef<str>>(script: &str, arguments: &[S]) -> Command {
     command
 }
 
+/// Whether a process has root's capabilities, at least in its own namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Capabilities {
+    /// All of them.
+    All,
+    /// None: permissions and limits count.
+    None,
+}
+
+/// Runs `banyan ARGUMENTS` in a mount namespace of its own, after the shell command `prepare`.
+pub fn with_other_mounts<S: AsRef<str>>(prepare: &str, capabilities: Capabilities, arguments: &[S]) -> Outcome {
+    let drop = match capabilities {
+        Capabilities::All => "",
+        Capabilities::None => "setpriv --bounding-set=-all --inh-caps=-all",
+    };
+    let mut command = Command::new("unshare");
+    command.args(["-rm", "sh", "-c", &format!("{prepare} && exec {drop} \"$0\" \"$@\"")]).arg(executable::path());
+    command.args(arguments.iter().map(AsRef::as_ref));
+    Session::spawn(command, LIMIT).finish()
+}
+
 /// How a process ended, and what it printed.
 #[derive(Debug, Clone)]
 pub struct Outcome {

@@ -1,26 +1,14 @@
 //! What the host lacks or refuses, and what is told about a run.
 
 use std::fs;
-use std::process::Command;
 
 use tests::guest::image;
-use tests::process::LIMIT;
-use tests::{Guest, Outcome, Session, banyan, executable};
-
-/// Runs `banyan ARGUMENTS` in a mount namespace of its own, after `prepare`.
-fn with_other_mounts(prepare: &str, arguments: &str) -> Outcome {
-    let mut command = Command::new("unshare");
-    // Without capabilities, so that permissions count.
-    let drop = "setpriv --bounding-set=-all --inh-caps=-all";
-    command.args(["-rm", "sh", "-c", &format!("{prepare} && exec {drop} '{}' {arguments}", executable::path().display())]);
-    Session::spawn(command, LIMIT).finish()
-}
+use tests::{Capabilities, Guest, banyan, with_other_mounts};
 
 #[test]
 #[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
 fn a_host_without_kvm_is_told_what_to_load() {
-    let run = format!("run --kernel '{}'", image("hello.elf"));
-    let outcome = with_other_mounts("mount -t tmpfs none /dev", &run);
+    let outcome = with_other_mounts("mount -t tmpfs none /dev", Capabilities::None, &["run", "--kernel", &image("hello.elf")]);
     outcome.expect_code(1).expect_error(&["/dev/kvm", "kvm_intel", "No such file"]);
 }
 
@@ -32,7 +20,7 @@ fn a_user_without_access_to_kvm_is_told_which_group_to_join() {
     fs::write(&locked, "").unwrap();
     let lock =
         format!("chmod 0 '{0}' && mount -t tmpfs none /dev && touch /dev/kvm && mount --bind '{0}' /dev/kvm", locked.display());
-    let outcome = with_other_mounts(&lock, &format!("run --kernel '{}'", image("hello.elf")));
+    let outcome = with_other_mounts(&lock, Capabilities::None, &["run", "--kernel", &image("hello.elf")]);
     outcome.expect_code(1).expect_error(&["/dev/kvm", "group kvm", "Permission denied"]);
 }
 
@@ -40,14 +28,15 @@ fn a_user_without_access_to_kvm_is_told_which_group_to_join() {
 #[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
 fn a_file_that_is_not_kvm_is_told() {
     let cover = "mount --bind /dev/zero /dev/kvm";
-    let outcome = with_other_mounts(cover, &format!("run --kernel '{}'", image("hello.elf")));
+    let outcome = with_other_mounts(cover, Capabilities::None, &["run", "--kernel", &image("hello.elf")]);
     outcome.expect_code(1).expect_error(&["/dev/kvm is not the KVM device", "10:232"]);
 }
 
 #[test]
 #[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
 fn a_dry_run_needs_no_kvm() {
-    let outcome = with_other_mounts("mount -t tmpfs none /dev", "run --dry-run --device stub,id=gpu0");
+    let outcome =
+        with_other_mounts("mount -t tmpfs none /dev", Capabilities::None, &["run", "--dry-run", "--device", "stub,id=gpu0"]);
     outcome.expect_code(0).expect_output(&["gpu0"]);
 }
 
