@@ -86,7 +86,7 @@ fn devices_that_cannot_be_had_are_refused_with_what_to_do() {
         (vec!["00:01.0,id=x"], vec!["device x", "0000:00:01.0 is a bridge"]),
         (vec!["02:00.0,id=nic"], vec!["device nic", "bound to mlx5_core, not to vfio-pci", "driver_override", "unbind"]),
         (vec!["03:00.0,id=disk"], vec!["device disk", "IOMMU group 30 is not viable", "0000:03:00.1", "nvme"]),
-        (vec![by_link, by_folder], vec!["devices a and b", "0000:01:00.0", "given twice"]),
+        (vec![by_link, by_folder], vec!["devices a and b", "same PCI function 0000:01:00.0"]),
     ] {
         let outcome = plan(Capabilities::All, "true", &[], &devices);
         outcome.expect_code(1).expect_error(&parts);
