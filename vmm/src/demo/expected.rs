@@ -125,6 +125,7 @@ fn of_port(function: &PlannedFunction, port: &PlannedPort) -> Vec<String> {
     let mut standard = vec!["express"];
     standard.extend((!upstream).then_some("msi"));
     standard.extend(((ids.subsystem_vendor, ids.subsystem) != (0, 0)).then_some("subsystem"));
+    standard.push("power");
     let link = port.spec.link;
     // The link of an upstream port is the one above it.
     let up = upstream || port.occupied;
