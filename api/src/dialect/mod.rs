@@ -24,3 +24,6 @@ pub use json::Notes;
 pub use net::add_net;
 pub use reply::{added, counters, listing, ping};
 pub use small::{add_fs, add_vsock, remove_device, resize};
+
+#[cfg(test)]
+mod tests;

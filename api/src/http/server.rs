@@ -188,6 +188,7 @@ impl Serving {
     }
 
     async fn accept(self: Rc<Self>, listener: UnixListener) -> Infallible {
+        let mut failing = false;
         loop {
             while self.connections.borrow().len() >= self.limits.connections {
                 self.make_room();
@@ -195,6 +196,7 @@ impl Serving {
             }
             match listener.accept().await {
                 Ok((stream, _)) => {
+                    failing = false;
                     let connection = Rc::new(Connection {
                         incoming: Incoming::new(self.limits.unfinished),
                         end: Notify::new(),
@@ -204,7 +206,9 @@ impl Serving {
                     tokio::task::spawn_local(self.clone().serve(stream, connection));
                 }
                 Err(error) => {
-                    log::warn!("the API cannot accept a connection: {error}");
+                    if !std::mem::replace(&mut failing, true) {
+                        log::warn!("the API cannot accept connections: {error}");
+                    }
                     sleep(PAUSE).await;
                 }
             }
