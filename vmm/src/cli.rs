@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use api::config::flags::{FlagError, FlagProblem};
 use api::config::{
-    CpuConfig, DeviceConfig, DiskConfig, KernelConfig, LogConfig, MemoryConfig, OutputConfig, Payload, PcieConfig, Size,
-    TopologyConfig, TopologyFileError, VmConfig,
+    CpuConfig, DeviceConfig, DiskConfig, KernelConfig, LogConfig, LogLevel, MemoryConfig, OutputConfig, Payload, PcieConfig,
+    Size, TopologyConfig, TopologyFileError, VmConfig,
 };
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
@@ -28,6 +28,13 @@ pub enum Action {
         /// The machine.
         config: Box<VmConfig>,
         /// What is done with it.
+        options: RunOptions,
+    },
+    /// `banyan --api-socket`: no machine until a client creates one.
+    Serve {
+        /// Where the API is served.
+        socket: PathBuf,
+        /// How its machines are run.
         options: RunOptions,
     },
     /// `banyan ctl`.
@@ -68,11 +75,26 @@ pub struct DemoOptions {
 
 /// Reads a command line; the first argument is the program's own name. Reads the topology file, if one is named.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, CliError> {
-    match Cli::try_parse_from(arguments)?.command {
-        Command::Run(run) => run.action(),
-        Command::Demo(demo) => Ok(Action::Demo(DemoOptions { verbose: demo.verbose, log: demo.log.unwrap_or_default() })),
-        Command::Ctl(ctl) => Ok(Action::Ctl(ctl)),
-        Command::Completions { shell } => Ok(Action::Completions(shell)),
+    let cli = Cli::try_parse_from(arguments)?;
+    match (cli.command, cli.serve.api_socket) {
+        (Some(Command::Run(run)), _) => run.action(),
+        (Some(Command::Demo(demo)), _) => {
+            Ok(Action::Demo(DemoOptions { verbose: demo.verbose, log: demo.log.unwrap_or_default() }))
+        }
+        (Some(Command::Ctl(ctl)), _) => Ok(Action::Ctl(ctl)),
+        (Some(Command::Completions { shell }), _) => Ok(Action::Completions(shell)),
+        (None, Some(socket)) => {
+            let level = match cli.serve.verbose {
+                0 => LogLevel::Warn,
+                1 => LogLevel::Info,
+                2 => LogLevel::Debug,
+                _ => LogLevel::Trace,
+            };
+            let log = LogConfig { level, file: cli.serve.log_file };
+            Ok(Action::Serve { socket, options: RunOptions { log, ..RunOptions::default() } })
+        }
+        // clap prints the help instead.
+        (None, None) => Err(Cli::command().error(clap::error::ErrorKind::MissingSubcommand, "a command is missing").into()),
     }
 }
 
@@ -85,10 +107,31 @@ pub fn write_completions(shell: Shell, out: &mut dyn Write) -> io::Result<()> {
 
 /// A KVM hypervisor for device passthrough that shows the guest the host's PCI Express topology.
 #[derive(Debug, Parser)]
-#[command(name = "banyan", version, subcommand_required = true, arg_required_else_help = true, after_help = OVERVIEW)]
+#[command(name = "banyan", version, arg_required_else_help = true, args_conflicts_with_subcommands = true, after_help = OVERVIEW)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: ServeArguments,
+}
+
+#[derive(Debug, Args)]
+struct ServeArguments {
+    /// Serve the HTTP API here and wait for a client to create a machine
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    api_socket: Option<PathBuf>,
+
+    /// Log more: -v info, -vv debug, -vvv everything
+    #[arg(short, long = "verbose", action = clap::ArgAction::Count, requires = "api_socket")]
+    verbose: u8,
+
+    /// Append the log to this file instead of standard error
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "api_socket")]
+    log_file: Option<PathBuf>,
+
+    /// Accepted for callers of other hypervisors; there is no system call filter
+    #[arg(long, value_name = "true|false|log", value_parser = ["true", "false", "log"], requires = "api_socket", hide = true)]
+    seccomp: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -29,6 +29,7 @@ fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
             Some(socket) if !options.dry_run => Ok(serve::serve(Some(*config), &options, socket)?.into()),
             _ => Ok(run::run(&config, &options)?.into()),
         },
+        Action::Serve { socket, options } => Ok(serve::serve(None, &options, &socket)?.into()),
         Action::Ctl(options) => match ctl::run(&options, &mut io::stdout().lock()) {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) => {
