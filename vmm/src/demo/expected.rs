@@ -141,7 +141,7 @@ fn of_port(function: &PlannedFunction, port: &PlannedPort) -> Vec<String> {
         extended: if upstream { vec!["aer"] } else { vec!["aer", "acs"] },
         msi: u16::from(!upstream),
         msix: 0,
-        pin: u8::from(kind == PortKind::Root),
+        pin: port.spec.interrupt_pin(),
     };
     let range = |window: Option<Window>| window.map_or("none".to_owned(), |window| window.to_string());
     let bridge = format!(
