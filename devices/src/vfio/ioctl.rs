@@ -7,12 +7,13 @@ use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
     VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_TYPE, vfio_device_info,
 };
-use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ref, ioctl_with_ref};
+use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ref, ioctl_with_ptr};
 use vmm_sys_util::ioctl_io_nr;
 
 use super::host::IrqKind;
 
 ioctl_io_nr!(VFIO_DEVICE_GET_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 7);
+ioctl_io_nr!(VFIO_IOMMU_GET_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 12);
 ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, u32::from(VFIO_TYPE), VFIO_BASE + 10);
 ioctl_io_nr!(VFIO_DEVICE_RESET, u32::from(VFIO_TYPE), VFIO_BASE + 11);
 
@@ -51,6 +52,19 @@ pub fn flags(device: BorrowedFd<'_>) -> u32 {
     }
 }
 
+/// What the kernel tells of a container's IOMMU: struct vfio_iommu_type1_info and its capabilities, in 8-byte words. Zeros
+/// where it tells nothing.
+pub fn iommu_info(container: &impl AsRawFd) -> [u64; 512] {
+    let mut words = [0; 512];
+    // The low half of the first word is `argsz`.
+    words[0] = 8 * 512;
+    // SAFETY: `argsz` is the size of `words`, which outlive the call; the kernel writes no further.
+    match unsafe { ioctl_with_mut_ref(container, VFIO_IOMMU_GET_INFO(), &mut words) } {
+        0 => words,
+        _ => [0; 512],
+    }
+}
+
 /// Resets the function.
 pub fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: VFIO_DEVICE_RESET takes no argument; the descriptor is open for the life of `device`.
@@ -65,10 +79,9 @@ fn set_irqs(device: BorrowedFd<'_>, flags: u32, kind: IrqKind, start: u16, event
     // struct vfio_irq_set: argsz, flags, index, start, count, then one 32-bit descriptor for each interrupt.
     let mut words = vec![20 + 4 * count, flags, irq_index(kind), start.into(), count];
     words.extend(events.iter().map(|event| event.map_or(u32::MAX, |event| event.as_raw_fd().cast_unsigned())));
-    let Some(first) = words.first() else { return Ok(()) };
     // SAFETY: `argsz` in the first word is the length of `words`, which outlive the call; the kernel reads no further and
     // takes its own references to the descriptors.
-    match unsafe { ioctl_with_ref(&device.as_raw_fd(), VFIO_DEVICE_SET_IRQS(), first) } {
+    match unsafe { ioctl_with_ptr(&device.as_raw_fd(), VFIO_DEVICE_SET_IRQS(), words.as_ptr()) } {
         0 => Ok(()),
         // Fewer host vectors are left than were asked for; none is enabled.
         left if left > 0 => Err(io::Error::new(io::ErrorKind::QuotaExceeded, format!("the host has only {left} vectors left"))),

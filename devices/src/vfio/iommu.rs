@@ -14,6 +14,8 @@ use pci::function::BarPiece;
 use thiserror::Error;
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioDeviceFd, VfioError as CrateError};
 
+use super::iova_ranges;
+
 /// The domain: a VFIO container of type 1, version 2.
 pub struct Domain {
     container: Arc<VfioContainer>,
@@ -60,7 +62,14 @@ impl Domain {
         let address = usize::try_from(host_address).map_err(|_| too_large())?;
         let pointer = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: the caller promises it.
-        unsafe { self.container.vfio_dma_map(iova, len, pointer) }.map_err(|error| fail(reason(error)))?;
+        if let Err(error) = unsafe { self.container.vfio_dma_map(iova, len, pointer) } {
+            // Asked only now, since the kernel's errno tells nothing of it.
+            let usable = iova_ranges::of(self.container.as_ref());
+            if !usable.is_empty() && !usable.iter().any(|range| range.holds(iova, size)) {
+                return Err(DomainError::Outside { what: what.to_owned(), iova, size, usable: iova_ranges::Shown(usable) });
+            }
+            return Err(fail(reason(error)));
+        }
         self.maps.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -181,6 +190,21 @@ pub enum DomainError {
         /// The kernel's reason.
         #[source]
         source: io::Error,
+    },
+    /// The IOMMU has no such address.
+    #[error(
+        "cannot map {what} for DMA: the host's IOMMU takes the addresses {usable} only, and {size:#x} bytes at guest address \
+         {iova:#x} are not among them; give the guest less memory or fewer and smaller BARs"
+    )]
+    Outside {
+        /// Which memory.
+        what: String,
+        /// Guest address.
+        iova: u64,
+        /// Bytes.
+        size: u64,
+        /// What it takes.
+        usable: iova_ranges::Shown,
     },
     /// An unmap was refused.
     #[error("cannot take back the DMA map of {size:#x} bytes at guest address {iova:#x}")]

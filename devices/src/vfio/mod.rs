@@ -9,7 +9,7 @@
 //! | which configuration bits does the guest see instead of the device's? | [`patch`], [`overlay`] |
 //! | how do its interrupts reach the guest? | [`msix`], [`msi`], [`intx`], [`vectors`] |
 //! | how is it reset? | [`reset`] |
-//! | which memory can it reach? | [`iommu`] |
+//! | which memory can it reach? | [`iommu`], [`iova_ranges`] |
 //! | how does all that make a [`pci::function::PciFunction`]? | [`device`] |
 //!
 //! Legacy containers and groups only. Not there: expansion ROMs, resetting a bus for a device that cannot be reset alone,
@@ -24,6 +24,7 @@ pub mod host;
 pub mod intx;
 mod ioctl;
 pub mod iommu;
+pub mod iova_ranges;
 pub mod mapping;
 pub mod msi;
 pub mod msix;
