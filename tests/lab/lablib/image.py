@@ -42,6 +42,7 @@ def build(scenario, kernel, banyan, folder):
     for guest in scenario.guests:
         home = f"lab/guests/{guest.name}"
         host.file(f"{home}/before", guest.before)
+        host.file(f"{home}/during", guest.during)
         host.file(f"{home}/after", guest.after)
         host.file(f"{home}/command", "exec " + shlex.join(command(guest)) + "\n")
     host.write(folder / "host.cpio")

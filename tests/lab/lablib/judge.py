@@ -10,6 +10,14 @@ ALWAYS_FORBIDDEN = (r"Kernel panic", r"\bOops\b", r"\bBUG:", r"thread '.*' panic
 TIMED_OUT = (124, 137, 143)
 
 
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked, and why it failed."""
+
+    what: str
+    fault: str = ""
+
+
 @dataclass
 class Part:
     """What one guest, or the host, printed; a guest also has an exit status once it has ended."""
@@ -17,17 +25,11 @@ class Part:
     lines: list = field(default_factory=list)
     status: int | None = None
     seconds: int = 0
+    checks: list = field(default_factory=list)
+    conducted: bool = False
 
     def text(self):
         return "\n".join(self.lines)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was checked, and why it failed."""
-
-    what: str
-    fault: str = ""
 
 
 def split(said):
@@ -43,6 +45,11 @@ def split(said):
         elif word == "end" and len(rest) == 4 and rest[0] in guests:
             guests[rest[0]].status, guests[rest[0]].seconds = int(rest[1]), int(rest[3]) - int(rest[2])
             current = None
+        elif word == "check" and current is not None and len(rest) > 1:
+            fault = "" if rest[0] == "ok" else "what it found stands in the log"
+            current.checks.append(Check(" ".join(rest[1:]), fault))
+        elif word == "conducted" and current is not None:
+            current.conducted = True
         elif word == "fault":
             faults.append(" ".join(rest))
     return host, guests, faults
@@ -74,6 +81,9 @@ def checks_of_guest(guest, part, host):
         yield Check("runs", "the host did not come to it")
         return
     yield Check(f"exit status {guest.exit}", _status_fault(guest, part))
+    if guest.during:
+        yield from part.checks
+        yield Check("what runs beside the guest comes to its end", "" if part.conducted else "it did not")
     yield from _printed(guest.expect, part)
     for pattern in guest.forbid + ALWAYS_FORBIDDEN:
         found = re.search(pattern, part.text(), re.MULTILINE)

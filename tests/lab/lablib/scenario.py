@@ -30,6 +30,7 @@ class Guest:
     modules: tuple = ()
     script: str = ""
     before: str = ""
+    during: str = ""
     after: str = ""
     user: int = 0
     expect: tuple = ()
