@@ -35,7 +35,7 @@ fn help_and_version_end_with_exit_code_0() {
     banyan(&["--help"]).expect_code(0).expect_output(&["run", "demo", "completions", "banyan demo"]);
     banyan(&["run", "--help"]).expect_code(0).expect_output(&["Exit codes:", "Examples:", "topology=host"]);
     let version = banyan(&["--version"]);
-    assert_eq!(version.expect_code(0).stdout, format!("banyan {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(version.expect_code(0).stdout, format!("banyan v{}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]

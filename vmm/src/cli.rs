@@ -107,7 +107,7 @@ pub fn write_completions(shell: Shell, out: &mut dyn Write) -> io::Result<()> {
 
 /// A KVM hypervisor for device passthrough that shows the guest the host's PCI Express topology.
 #[derive(Debug, Parser)]
-#[command(name = "banyan", version, arg_required_else_help = true, args_conflicts_with_subcommands = true, after_help = OVERVIEW)]
+#[command(name = "banyan", version = concat!("v", env!("CARGO_PKG_VERSION")), arg_required_else_help = true, args_conflicts_with_subcommands = true, after_help = OVERVIEW)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,

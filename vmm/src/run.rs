@@ -118,7 +118,7 @@ pub fn plan_machine(config: &VmConfig, spec: &Spec, host: &[kvm_bindings::kvm_cp
     };
     let limits = Limits {
         ram: config.memory.size.bytes(),
-        address_bits: cpuid::physical_address_bits(host),
+        address_bits: cpuid::physical_address_bits(host).min(config.max_physical_bits.unwrap_or(u8::MAX)),
         amd: host.iter().any(|leaf| leaf.function == 0 && leaf.ecx == u32::from_le_bytes(*b"cAMD")),
         firmware,
     };

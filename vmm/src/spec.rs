@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use api::config::{
-    DeviceConfig, DeviceKind, DiskConfig, IdPair, InterruptConfig, PortConfig, PortKind as PortKindConfig, StubConfig,
-    TopologyConfig, TopologyPolicy, VmConfig,
+    DeviceConfig, DeviceKind, DiskConfig, IdPair, InterruptConfig, OutputConfig, PortConfig, PortKind as PortKindConfig,
+    StubConfig, TopologyConfig, TopologyPolicy, VmConfig,
 };
 use devices::stub::{StubInterrupt, StubSpec};
 use devices::virtio::{block, layout};
@@ -79,6 +79,9 @@ pub fn names(config: &VmConfig) -> Vec<(String, &DeviceConfig)> {
 
 /// Makes the specification.
 pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
+    if let Some(what) = missing(config) {
+        return Err(SpecError::NoDevice { what });
+    }
     let mut spec = Spec::default();
     let file = config.topology.as_ref();
     if file.is_some() && config.pcie.topology == TopologyPolicy::Host {
@@ -117,6 +120,21 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     spec.unlink_root_endpoints();
     spec.warn_about_cliques(host);
     Ok(spec)
+}
+
+/// A device that is asked for and that this program does not have.
+fn missing(config: &VmConfig) -> Option<&'static str> {
+    [
+        (!config.nets.is_empty(), "network device (net)"),
+        (!config.filesystems.is_empty(), "shared folder device (fs)"),
+        (config.vsock.is_some(), "socket device (vsock)"),
+        (config.rng.is_some(), "random number device (rng)"),
+        (config.balloon.is_some(), "balloon"),
+        (!matches!(config.console, OutputConfig::Off), "virtio console (console)"),
+        (config.watchdog, "watchdog"),
+    ]
+    .into_iter()
+    .find_map(|(wanted, what)| wanted.then_some(what))
 }
 
 /// What the only device of `config` is, and what must be planned for it.
@@ -365,6 +383,12 @@ pub enum SpecError {
     SameName {
         /// The name.
         name: String,
+    },
+    /// A device kind that is not there.
+    #[error("Banyan has no {what}; leave it out")]
+    NoDevice {
+        /// Which.
+        what: &'static str,
     },
     /// A clique that the device cannot show.
     #[error("device {name}")]

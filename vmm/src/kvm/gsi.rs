@@ -67,7 +67,12 @@ impl Table {
             return Ok(());
         }
         routes.commits += 1;
-        self.commit(&routes)
+        let committed = self.commit(&routes);
+        if let (Err(_), Some(old)) = (&committed, old) {
+            // The kernel has the old table still.
+            routes.messages.insert(gsi, old);
+        }
+        committed
     }
 
     fn commit(&self, routes: &Routes) -> Result<(), MsiError> {

@@ -78,8 +78,9 @@ impl SharedIntx {
     /// Connects the hardware ends. The interrupt controller must exist.
     pub fn attach(&self) -> io::Result<()> {
         for events in self.events.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade) {
-            if !events.attached.swap(true, Ordering::Relaxed) {
+            if !events.attached.load(Ordering::Relaxed) {
                 self.vm.register_irqfd_with_resample(&events.trigger, &events.resample, self.gsi)?;
+                events.attached.store(true, Ordering::Relaxed);
             }
         }
         Ok(())

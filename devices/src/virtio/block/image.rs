@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileTypeExt;
 
 use vm_memory::VolatileSlice;
 
@@ -30,6 +31,10 @@ pub(super) struct Image {
 impl Image {
     /// Takes a file or block device as it is; its length is fixed from then on.
     pub(super) fn new(mut file: File) -> io::Result<Self> {
+        let kind = file.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device"));
+        }
         let len = file.seek(SeekFrom::End(0))?;
         Ok(Self { file, len })
     }
