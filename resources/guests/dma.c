@@ -44,6 +44,20 @@ static void set_command(place at, u32 clear, u32 set) {
     config_write(at, COMMAND, 2, (config_read(at, COMMAND, 2) & ~clear) | set);
 }
 
+/* The engine writes its own registers, the start bit too, and must come to an end. */
+static void program_itself(struct function *engine) {
+    u64 page = engine->bars[0].base;
+    for (u32 i = 0; i < 0x40; i += 4)
+        *(u32 *)(from + i) = 0;
+    *(u64 *)(from + STUB_SOURCE) = (u64)from;
+    *(u64 *)(from + STUB_DESTINATION) = page;
+    *(u32 *)(from + STUB_LENGTH) = 0x40;
+    *(u32 *)(from + STUB_CONTROL) = 1;
+    u32 control = stub_copy(engine, (u64)from, page, 0x40, 0);
+    require(!(control & STUB_BUSY), "%s: a copy over its own registers does not end", place_name(engine->at));
+    require(read32(page + STUB_MAGIC) == STUB_MAGIC_VALUE, "%s: a copy changed its magic", place_name(engine->at));
+}
+
 static void test_engine(struct function *engine) {
     u64 a = (u64)from, b = (u64)to;
     set_command(engine->at, 0, DECODE_MEMORY | BUS_MASTER | INTX_OFF);
@@ -68,6 +82,12 @@ static void test_engine(struct function *engine) {
     }
     expect_refusal(engine, a, 1ull << 46, 64, "nothing is there");
     expect_refusal(engine, 0xfffffffffffff000, b, 64, "no address is that large");
+    if (segments[0].ecam) {
+        expect_refusal(engine, a, segments[0].ecam, 64, "that is configuration space");
+        expect_refusal(engine, segments[0].ecam, b, 64, "that is configuration space");
+    }
+    expect_refusal(engine, a, 0xfee00000, 64, "those are the local APICs");
+    program_itself(engine);
     expect_refusal(engine, a, b, 0, "the length is 0");
     expect_refusal(engine, a, b, LONGEST + 1, "the length is above 1 MiB");
     set_command(engine->at, BUS_MASTER, 0);

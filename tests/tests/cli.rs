@@ -11,6 +11,8 @@ fn wrong_usage_ends_with_exit_code_2_and_names_the_fault() {
         (vec!["run", "--kernel", "k", "--firmware", "f"], vec!["--kernel", "--firmware"]),
         (vec!["run", "--kernel", "k", "--cpus", "0"], vec!["--cpus", "`0`", "from 1 to 255"]),
         (vec!["run", "--kernel", "k", "--cpus", "256"], vec!["--cpus", "`256`", "from 1 to 255"]),
+        (vec!["run", "--kernel", "k", "--cpus", "-1"], vec!["--cpus", "`-1`", "from 1 to 255"]),
+        (vec!["run", "--kernel", "k", "--memory", "-1"], vec!["--memory", "`-1` is no size"]),
         (vec!["run", "--kernel", "k", "--memory", ""], vec!["--memory", "size="]),
         (vec!["run", "--kernel", "k", "--memory", "lots"], vec!["--memory", "key `size`", "`lots` is no size", "512M"]),
         (vec!["run", "--kernel", "k", "--memory", "99999999T"], vec!["--memory", "too large", "16777216T"]),

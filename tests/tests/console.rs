@@ -180,3 +180,22 @@ fn a_reader_that_leaves_does_not_stop_the_guest() {
     let _ = Session::spawn(command, Duration::from_secs(60)).finish();
     assert_eq!(fs::read_to_string(&code).unwrap().trim(), PASSED.to_string());
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_full_disk_loses_output_with_a_warning_and_does_not_stop_the_guest() {
+    let outcome = Guest::new("hello").with(&["--serial", "file=/dev/full", "--counters"]).run();
+    outcome.expect_code(0).expect_error(&["No space left", "2 bytes of console output were lost"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn closed_and_full_standard_streams_are_no_crash() {
+    for (redirection, code) in [("<&- >&- 2>&-", 0), ("2>/dev/full", 0), ("2>&-", 0)] {
+        let arguments = ["run", "--counters", "--kernel", &image("hello.elf")];
+        let command = in_shell(&format!("exec \"$0\" \"$@\" {redirection}"), &arguments);
+        Session::spawn(command, LIMIT).finish().expect_code(code);
+    }
+    let command = in_shell("exec \"$0\" run --dry-run >/dev/full", &[""; 0]);
+    Session::spawn(command, LIMIT).finish().expect_code(1).expect_error(&["standard output", "No space left"]);
+}

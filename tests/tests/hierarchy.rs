@@ -205,3 +205,16 @@ fn a_guest_that_lets_devices_write_over_it_can_be_ended_and_leaves_no_panic() {
         assert!(!outcome.stderr.contains("panicked"), "{outcome}");
     }
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_disk_survives_rings_of_any_content_and_serves_after_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    for seed in [1, 2] {
+        let guest = Guest::new("rings").options(&format!("seed={seed} rounds=60")).with(&["--memory", "128M"]);
+        let outcome = guest.with(&["--disk", disk.to_str().unwrap()]).passes();
+        assert_eq!(outcome.stderr, "", "{outcome}");
+    }
+}

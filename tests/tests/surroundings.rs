@@ -1,6 +1,7 @@
 //! What the host lacks or refuses, and what is told about a run.
 
 use std::fs;
+use std::process::Command;
 
 use tests::guest::image;
 use tests::{Capabilities, Guest, banyan, with_other_mounts};
@@ -77,4 +78,32 @@ fn a_log_file_is_appended_to_and_keeps_standard_error_clean() {
     let text = fs::read_to_string(&log).unwrap();
     assert!(text.starts_with("earlier\n") && text.contains("triple fault"), "{text}");
     banyan(&["run", "--dry-run", "--log", "file=/nowhere/log"]).expect_code(1).expect_error(&["/nowhere/log", "No such file"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_disk_that_is_no_image_is_refused_without_waiting_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo").display().to_string();
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    for path in [fifo.as_str(), "/dev/zero", "/dev"] {
+        for readonly in ["on", "off"] {
+            let outcome = Guest::new("hello").with(&["--disk", &format!("{path},readonly={readonly}")]).run();
+            outcome.expect_code(1).expect_error(&[path, "no regular file or block device"]);
+        }
+    }
+}
+
+#[test]
+fn a_topology_without_an_end_is_refused() {
+    banyan(&["run", "--dry-run", "--topology", "/dev/zero"]).expect_code(1).expect_error(&["/dev/zero", "more than 16 MiB"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn any_node_number_of_a_root_complex_costs_little() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.toml");
+    fs::write(&path, "[[root-complex]]\nname = \"rc0\"\nnode = 4294967295\n").unwrap();
+    Guest::new("hello").with(&["--topology", path.to_str().unwrap()]).run().expect_code(0);
 }

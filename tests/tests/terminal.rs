@@ -53,7 +53,14 @@ fn ctrl_a_x_ends_the_machine_with_exit_code_0() {
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_signal_restores_the_terminal() {
-    for (signal, code) in [(Signal::HUP, 129), (Signal::INT, 130), (Signal::TERM, 143)] {
+    for (signal, code) in [
+        (Signal::HUP, 129),
+        (Signal::INT, 130),
+        (Signal::QUIT, 131),
+        (Signal::ABORT, 134),
+        (Signal::USR1, 138),
+        (Signal::TERM, 143),
+    ] {
         restored(|session| session.signal(signal)).expect_code(code);
     }
 }

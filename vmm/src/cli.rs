@@ -1,8 +1,8 @@
 //! Decides what a command line asks for: which command, which machine, how it is run.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -189,7 +189,7 @@ struct RunArguments {
     /// Guest address to load the kernel at [default: the kernel's own]
     ///
     /// A number or size, such as 0x2000000 or 32M. Refused for a kernel that cannot be moved.
-    #[arg(long, value_name = "ADDRESS", help_heading = BOOT, requires = "kernel")]
+    #[arg(long, value_name = "ADDRESS", help_heading = BOOT, requires = "kernel", allow_negative_numbers = true)]
     load_address: Option<Size>,
 
     /// Raw firmware image, started at the reset vector instead of a kernel
@@ -200,7 +200,7 @@ struct RunArguments {
     firmware: Option<PathBuf>,
 
     /// Number of processors, 1 to 255 [default: 1]
-    #[arg(long, value_name = "N", help_heading = MACHINE)]
+    #[arg(long, value_name = "N", help_heading = MACHINE, allow_negative_numbers = true)]
     cpus: Option<CpuConfig>,
 
     /// Memory, such as 4G [default: 512M]; keys: size, shared, hugepages, prefault
@@ -214,7 +214,7 @@ struct RunArguments {
     ///   prefault_threads=N   threads that do so [default: one for each
     ///                        processor, at most 16]
     #[arg(long, value_name = "SIZE[,KEY=VALUE...]", value_parser = keyed::<MemoryConfig>, help_heading = MACHINE)]
-    #[arg(verbatim_doc_comment)]
+    #[arg(verbatim_doc_comment, allow_negative_numbers = true)]
     memory: Option<MemoryConfig>,
 
     /// Serial port: stdio, file=PATH or off [default: stdio]
@@ -358,7 +358,7 @@ Exit codes:
   6      triple fault: the guest's processor had no way to go on
   8      KVM could not go on, as with an instruction that it does not emulate
   odd    with --debug-exit: 2 * N + 1, N being what the guest wrote to port 0xF4
-  128+S  ended by signal S: 129 SIGHUP, 130 SIGINT, 143 SIGTERM
+  128+S  ended by signal S: 129 SIGHUP, 130 SIGINT, 131 SIGQUIT, 143 SIGTERM
 
 Examples:
   A Debian kernel with its initramfs, on this terminal:
@@ -417,8 +417,17 @@ impl RunArguments {
     }
 }
 
+/// A line for each of the 65536 functions of a segment fits.
+const LARGEST_TOPOLOGY: u64 = 16 << 20;
+
 fn read_topology(path: &Path) -> Result<TopologyConfig, CliError> {
-    let text = fs::read_to_string(path).map_err(|source| CliError::Read { path: path.to_owned(), source })?;
+    let unreadable = |source| CliError::Read { path: path.to_owned(), source };
+    let mut text = String::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(LARGEST_TOPOLOGY + 1).read_to_string(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > LARGEST_TOPOLOGY {
+        return Err(unreadable(io::Error::other(format!("it has more than {} MiB", LARGEST_TOPOLOGY >> 20))));
+    }
     Ok(TopologyConfig::parse(&path.display().to_string(), &text)?)
 }
 

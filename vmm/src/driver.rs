@@ -281,7 +281,7 @@ fn add(ops: &mut EventOps<'_>, fd: &dyn AsRawFd, data: u32, set: EventSet) {
 #[derive(Debug, Error)]
 pub enum DriverError {
     /// epoll.
-    #[error("cannot wait for events: {0:?}")]
+    #[error("cannot wait for events ({0:?}): the limit of open files may be reached (ulimit -n)")]
     Loop(event_manager::Error),
     /// Too slow.
     #[error("the guest did not end within {} s", limit.as_secs())]

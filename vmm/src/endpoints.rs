@@ -1,8 +1,9 @@
 //! Makes endpoints and the hierarchy that holds them, at the start of a machine and later.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -155,7 +156,7 @@ impl Factory {
     }
 
     fn disk(&self, name: &str, disk: &DiskConfig) -> Result<BlockFunction, FunctionError> {
-        let file = OpenOptions::new().read(true).write(!disk.readonly).open(&disk.path);
+        let file = open_disk(&disk.path, disk.readonly);
         let file = file.map_err(|source| FunctionError::Disk { path: disk.path.clone(), readonly: disk.readonly, source })?;
         let serial = disk.serial.clone().unwrap_or_else(|| name.chars().take(SERIAL_LEN).collect());
         let spec = BlockSpec { file, readonly: disk.readonly, serial };
@@ -178,6 +179,25 @@ fn placement(plan: &Plan, planned: &PlannedFunction) -> Placement {
     match port.map(|port| &port.kind) {
         Some(PlannedKind::Port(port)) => Placement::BelowPort(port.spec.link),
         _ => Placement::RootBus,
+    }
+}
+
+/// Opens the image of a disk. Never waits, as opening a FIFO would.
+fn open_disk(path: &Path, readonly: bool) -> io::Result<File> {
+    let kind = fs::metadata(path)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(io::Error::other("it is no regular file or block device"));
+    }
+    OpenOptions::new().read(true).write(!readonly).open(path)
+}
+
+/// What helps against the refusal of a disk.
+fn advice(readonly: bool, source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !readonly => {
+            " for writing: add readonly=on, or allow it"
+        }
+        _ => "",
     }
 }
 
@@ -208,7 +228,7 @@ pub enum FunctionError {
     #[error(transparent)]
     Stub(#[from] StubError),
     /// A disk image.
-    #[error("cannot open the disk {}{}", path.display(), if *readonly { "" } else { " for writing: add readonly=on, or allow it" })]
+    #[error("cannot open the disk {}{}", path.display(), advice(*readonly, source))]
     Disk {
         /// The image.
         path: PathBuf,

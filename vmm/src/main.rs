@@ -22,7 +22,7 @@ fn main() -> ExitCode {
 fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
     match action {
         Action::Completions(shell) => {
-            cli::write_completions(shell, &mut io::stdout().lock())?;
+            cli::write_completions(shell, &mut io::stdout().lock()).map_err(run::RunError::Print)?;
             Ok(ExitCode::SUCCESS)
         }
         Action::Run { config, options } => match &options.api_socket {

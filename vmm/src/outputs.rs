@@ -1,6 +1,7 @@
 //! Runs a guest with its consoles from the start to the end, through resets.
 
 use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +38,7 @@ impl Outputs {
     pub fn open(config: &VmConfig) -> Result<Self, RunError> {
         let mut consoles = Vec::new();
         let mut terminal: Option<Arc<Console>> = None;
-        let mut open = |output: &OutputConfig| -> Result<Arc<dyn ConsoleSink>, RunError> {
+        let mut open = |flag, output: &OutputConfig| -> Result<Arc<dyn ConsoleSink>, RunError> {
             Ok(match output {
                 OutputConfig::Off => Arc::new(Discard),
                 OutputConfig::Stdio => match &terminal {
@@ -51,16 +52,16 @@ impl Outputs {
                     }
                 },
                 OutputConfig::File(path) => {
-                    let file =
-                        File::create(path).map_err(|source| RunError::Output { path: path.display().to_string(), source })?;
+                    let failed = |source| RunError::Output { flag, path: path.display().to_string(), source };
+                    let file = File::create(path).map_err(failed)?;
                     let console = Arc::new(Console::new(file.into())?);
                     consoles.push(console.clone());
                     console
                 }
             })
         };
-        let serial = open(&config.serial)?;
-        let debug = config.debug_console.as_ref().map(&mut open).transpose()?;
+        let serial = open("--serial", &config.serial)?;
+        let debug = config.debug_console.as_ref().map(|output| open("--debug-console", output)).transpose()?;
         Ok(Self { consoles, serial, debug, interactive: config.serial == OutputConfig::Stdio })
     }
 
@@ -105,7 +106,8 @@ impl Outputs {
             };
             let left = machine.stop();
             if options.counters {
-                eprint!("{}", machine.counters());
+                // A standard error that is full or closed is no reason to end otherwise than the guest did.
+                let _ = write!(io::stderr().lock(), "{}", machine.counters());
             }
             if end == End::Power(PowerEvent::Reset) && !options.no_reboot {
                 log::info!("the guest resets");

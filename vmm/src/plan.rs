@@ -1,6 +1,6 @@
 //! Gives every part of a machine its place: RAM, ECAM, windows, buses, BARs. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use arch::memory_map::{AMD_HYPERTRANSPORT, MemoryMap, MemoryMapError, MemoryMapRequest, Range, SegmentBuses};
 use arch::x86_64::acpi::{Node, PrtEntry, RootBridge};
@@ -80,9 +80,12 @@ impl MachinePlan {
     /// Memory nodes, when a root complex names one: all RAM and all processors belong to node 0.
     #[must_use]
     pub fn nodes(&self, cpus: u8) -> Vec<Node> {
-        let named = self.pci.root_complexes.iter().filter_map(|root| root.node).max();
-        let Some(last) = named else { return Vec::new() };
-        let others = (1..=last).map(|proximity| Node { proximity, cpus: Vec::new(), memory: Vec::new() });
+        let named: BTreeSet<u32> = self.pci.root_complexes.iter().filter_map(|root| root.node).collect();
+        if named.is_empty() {
+            return Vec::new();
+        }
+        let others = named.into_iter().filter(|proximity| *proximity != 0);
+        let others = others.map(|proximity| Node { proximity, cpus: Vec::new(), memory: Vec::new() });
         std::iter::once(Node::whole(u32::from(cpus), &self.map)).chain(others).collect()
     }
 

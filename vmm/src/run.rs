@@ -80,7 +80,7 @@ impl<'a> Guest<'a> {
         let end = self.outputs.run(vm, &design, options, service);
         let lost = self.outputs.close();
         if lost > 0 {
-            log::warn!("{lost} bytes of console output were lost: nobody took them in time");
+            log::warn!("{lost} bytes of console output were lost: the output failed or was too slow");
         }
         end
     }
@@ -153,7 +153,7 @@ pub fn start_log(config: &api::config::LogConfig) -> Result<(), RunError> {
     };
     let file = config.file.as_ref().map(|path| {
         let file = OpenOptions::new().append(true).create(true).open(path);
-        file.map_err(|source| RunError::Output { path: path.display().to_string(), source })
+        file.map_err(|source| RunError::Output { flag: "--log", path: path.display().to_string(), source })
     });
     logger::start(level, file.transpose()?);
     Ok(())
@@ -210,8 +210,10 @@ pub enum RunError {
     #[error("this processor does not tell its address width")]
     Cpuid,
     /// A file for output.
-    #[error("cannot open {path} for output")]
+    #[error("cannot open {path} for output: give {flag} a file that can be created and written")]
     Output {
+        /// What named it.
+        flag: &'static str,
         /// The file.
         path: String,
         /// The reason.

@@ -1,4 +1,4 @@
-//! Turns SIGINT, SIGTERM and SIGHUP into an event of the main loop.
+//! Turns SIGINT, SIGTERM, SIGHUP and SIGQUIT into an event of the main loop.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ static RECEIVED: AtomicI32 = AtomicI32::new(0);
 pub struct Signals(&'static EventFd);
 
 impl Signals {
-    /// Handles the three signals from this point on. One that the caller of this process ignores stays ignored: `nohup`, and
+    /// Handles the four signals from this point on. One that the caller of this process ignores stays ignored: `nohup`, and
     /// a shell that starts a job in the background.
     pub fn handle() -> io::Result<Self> {
         let event = match EVENT.get() {
@@ -27,7 +27,8 @@ impl Signals {
                 EVENT.get_or_init(|| event)
             }
         };
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().filter(|signal| !is_ignored(*signal)) {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT].into_iter().filter(|signal| !is_ignored(*signal))
+        {
             register_signal_handler(signal, note)?;
         }
         Ok(Self(event))

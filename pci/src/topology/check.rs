@@ -58,6 +58,11 @@ impl Above<'_> {
     }
 }
 
+/// What else has a name, beside a thing called `first`.
+fn another(first: &str, second: &str) -> String {
+    if first == second { format!("another {second}") } else { second.to_owned() }
+}
+
 /// Whether `node` may hang where it does (PCIe 6.0 1.3).
 pub(super) fn nesting(node: &NodeSpec, above: Above<'_>) -> Result<(), TopologyError> {
     let on_root = above == Above::RootComplex;
@@ -138,7 +143,7 @@ pub enum TopologyError {
         name: String,
     },
     /// One name for two things.
-    #[error("`{name}` names two things, {first} and {second}: give one of them another name")]
+    #[error("`{name}` names two things, {first} and {second}: give one of them another name", second = another(first, second))]
     Duplicate {
         /// The name.
         name: Name,

@@ -71,7 +71,7 @@ pub fn layout(file: &mut (impl Read + Seek)) -> Result<Layout, ElfError> {
         let (offset, address, in_file, in_memory, align) = (number(8), number(24), number(32), number(40), number(48));
         let needed = offset.saturating_add(in_file);
         if needed > len {
-            return Err(ElfError::Truncated { what: "a segment", needed, len });
+            return Err(ElfError::Truncated { what: "segments", needed, len });
         }
         if kind == NOTE {
             let mut notes = Vec::new();

@@ -202,7 +202,7 @@ mod tests {
             (vec![0x1F, 0x8B, 8, 0], "a gzip archive: unpack it first"),
             (elf(183, 16), "an ELF file for 64-bit ARM (machine 183)"),
             (truncated, "truncated ELF file: program headers reach to byte 120, the file has 100"),
-            (elf(62, 16)[..130].to_vec(), "a segment reach to byte 136, the file has 130"),
+            (elf(62, 16)[..130].to_vec(), "segments reach to byte 136, the file has 130"),
             (vec![0; 4096], "data of an unknown kind"),
         ] {
             let error = open(&bytes, None).err().unwrap();

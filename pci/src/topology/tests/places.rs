@@ -108,6 +108,7 @@ fn what_cannot_exist_is_refused_and_said() {
         (with(endpoint(&"x".repeat(65), "dp", &[])), "1 to 64 characters"),
         (with(endpoint("up", "dp", &[])), "`up` names two things, upstream port and endpoint"),
         (with(endpoint("rc0", "dp", &[])), "`rc0` names two things, root complex and endpoint"),
+        (vec![on_root("a"), on_root("a")], "`a` names two things, endpoint and another endpoint"),
         (with(endpoint("e", "dp9", &[])), "endpoint `e` hangs on `dp9`, which does not exist"),
         (with(endpoint("e", "up", &[])), "endpoint `e` cannot hang on upstream port `up`"),
         (with(root_port("rp2", "dp")), "root port `rp2` cannot hang on downstream port `dp`"),
