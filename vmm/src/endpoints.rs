@@ -92,7 +92,7 @@ impl Factory {
         })
     }
 
-    /// Makes one endpoint. The first host function makes the DMA domain and lets it reach RAM.
+    /// Makes one endpoint. A host function that is the only one lets the DMA domain reach RAM.
     pub fn make(&mut self, order: &Order<'_>) -> Result<Endpoint, FunctionError> {
         let bus_master = Arc::new(AtomicBool::new(false));
         let function: Shared = match order.endpoint {
@@ -138,16 +138,17 @@ impl Factory {
         options: &VfioOptions,
     ) -> Result<VfioFunction<Hardware>, FunctionError> {
         let path = host::scan::directory(Path::new(host::SYSFS), at);
-        let host = match &self.domain {
-            Some(domain) => HostFunction::open(order.name, &path, domain)?,
-            None => {
-                let domain = Arc::new(Domain::new(Some(self.vm.create_vfio_device()?))?);
-                let host = HostFunction::open(order.name, &path, &domain)?;
-                map_ram(&domain, &self.ram)?;
-                self.domain = Some(domain);
-                host
-            }
+        let domain = match &self.domain {
+            Some(domain) => Arc::clone(domain),
+            None => Arc::new(Domain::new(Some(self.vm.create_vfio_device()?))?),
         };
+        // The kernel forgets all maps when the last function leaves the domain.
+        let forgotten = domain.is_empty();
+        let host = HostFunction::open(order.name, &path, &domain)?;
+        if forgotten {
+            map_ram(&domain, &self.ram)?;
+        }
+        self.domain = Some(domain);
         if host.bars() != order.bars {
             return Err(FunctionError::Changed { at });
         }

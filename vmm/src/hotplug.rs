@@ -269,7 +269,7 @@ pub enum HotPlugError {
         ports: PortList,
     },
     /// All ports are taken.
-    #[error("no hot-plug port is free: remove a device, or start the machine with more (--pcie hotplug-ports=N); {ports}")]
+    #[error("no hot-plug port is free: remove a device, or start the machine with more (--pcie root-ports=N); {ports}")]
     NoneFree {
         /// What there is.
         ports: PortList,

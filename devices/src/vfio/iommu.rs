@@ -117,6 +117,12 @@ impl Domain {
         result
     }
 
+    /// Whether no function is in it. The kernel drops all maps with the last one (`linux: drivers/vfio/container.c`).
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        lock(&self.devices).is_empty()
+    }
+
     /// How many times memory has been mapped since the start.
     #[must_use]
     pub fn maps(&self) -> u64 {

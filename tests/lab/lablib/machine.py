@@ -1,6 +1,7 @@
 """Runs the host: QEMU in software emulation, with an IOMMU and the scenario's devices, until it powers off or time is up."""
 
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ GUEST_GRACE_SECONDS = 15
 
 
 def run(scenario, kernel, initramfs, folder, logs, follow):
-    """Boots the host and returns what it said, and None or the reason why it was ended early.
+    """Boots the host and returns what it said, None or the reason why it was ended early, and whether QEMU itself crashed.
 
     `folder` receives disk images; `logs` receives `host.log` (what was said), `console.log` (the host kernel's messages) and
     `qemu.log`.
@@ -29,11 +30,13 @@ def run(scenario, kernel, initramfs, folder, logs, follow):
             machine.kill()
             status = machine.wait()
     (logs / "host.log").write_bytes(said)
+    # Ended by a signal that is not ours: SIGKILL comes from here, when it has said all that it had to say.
+    crashed = fault is None and b"@@lab done" not in said and status < 0 and status != -signal.SIGKILL
     if fault is None and b"@@lab done" not in said:
         fault = f"the host ended before its work was done (QEMU's exit status {status})"
     elif fault is not None:
         fault = f"{fault} after {limit} s"
-    return said.decode(errors="replace").replace("\r", ""), fault
+    return said.decode(errors="replace").replace("\r", ""), fault, crashed
 
 
 def qemu_command(scenario, kernel, initramfs, disks, console):
