@@ -10,7 +10,9 @@
 //! There is no power controller, latch, interlock or command-completed event: each would only make guests wait.
 //!
 //! One change at a time: after a removal nothing is inserted before the guest has cleared the events of that removal, since
-//! it would otherwise see one change where there were two. Removing what was just inserted needs no such care: a guest that
+//! it would otherwise see one change where there were two. Where there is a power indicator, it has to go out as well: until
+//! then the guest may be busy with the device that left, and a request to let that go swallows the events of the next one
+//! (linux: drivers/pci/hotplug/pciehp_hpc.c, `pciehp_ist`). Removing what was just inserted needs no such care: a guest that
 //! finds the slot empty has nothing to undo.
 
 use thiserror::Error;
@@ -79,14 +81,21 @@ pub struct Outcome {
 /// What the guest has made of the device in the slot, by the power indicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lamp {
-    /// It has not finished with the device before, whose indicator has yet to go out.
-    Stale,
     /// Nothing yet.
     Dark,
     /// It has begun to bring it up.
     Trying,
     /// It uses it.
     Lit,
+}
+
+/// What a guest does about a removal before anything is inserted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Leaving {
+    /// Clears the events.
+    events: bool,
+    /// Switches the power indicator off.
+    indicator: bool,
 }
 
 /// Whether the device shall leave.
@@ -109,8 +118,8 @@ pub struct Slot {
     occupied: bool,
     /// Level of the interrupt: an enabled event is there.
     asserted: bool,
-    /// The guest has yet to take note of a removal.
-    leaving: bool,
+    /// What the guest has yet to do about a removal.
+    leaving: Leaving,
     lamp: Lamp,
     request: Request,
 }
@@ -120,7 +129,17 @@ impl Slot {
     #[must_use]
     pub fn new(removal: Removal, number: u16, occupied: bool) -> Self {
         let (lamp, request) = (Lamp::Dark, Request::None);
-        let mut slot = Self { removal, number, control: 0, events: 0, occupied, asserted: false, leaving: false, lamp, request };
+        let mut slot = Self {
+            removal,
+            number,
+            control: 0,
+            events: 0,
+            occupied,
+            asserted: false,
+            leaving: Leaving::default(),
+            lamp,
+            request,
+        };
         slot.start();
         slot
     }
@@ -140,7 +159,7 @@ impl Slot {
     /// Whether the guest has yet to take note of a removal: nothing can be inserted.
     #[must_use]
     pub const fn leaving(&self) -> bool {
-        self.leaving
+        self.leaving.events || self.leaving.indicator
     }
 
     /// Whether a removal was asked for and has not happened.
@@ -176,11 +195,14 @@ impl Slot {
         let had_events = self.events != 0;
         self.events &= !u16::from_le_bytes([cleared_low, cleared_high]);
         if had_events && self.events == 0 {
-            self.leaving = false;
+            self.leaving.events = false;
             outcome.events.push(SlotEvent::EventsCleared);
         }
         let before = self.control;
         self.control = u16::from_le_bytes([low, high]) & self.writable();
+        if lanes.touch(control::POWER.into()) && get(control::POWER, self.control) == control::OFF {
+            self.leaving.indicator = false;
+        }
         outcome.events.extend(self.follow_indicators(before));
         self.press();
         outcome.interrupt = self.signal();
@@ -192,7 +214,7 @@ impl Slot {
         if self.occupied {
             return Err(SlotError::Occupied);
         }
-        if self.leaving {
+        if self.leaving() {
             return Err(SlotError::Leaving);
         }
         self.change(true, link);
@@ -205,8 +227,9 @@ impl Slot {
         if !self.occupied {
             return Err(SlotError::Empty);
         }
+        let indicated = get(control::POWER, self.control) != control::OFF && self.removal != Removal::Surprise;
         self.change(false, link);
-        self.leaving = true;
+        self.leaving = Leaving { events: true, indicator: indicated && self.control & control::INTERRUPT_ENABLE != 0 };
         Ok(Outcome { interrupt: self.signal(), events: Vec::new() })
     }
 
@@ -226,7 +249,7 @@ impl Slot {
 
     /// The guest has had its time: nothing waits for it any longer, neither a new device nor a new request.
     pub const fn expire(&mut self) {
-        self.leaving = false;
+        self.leaving = Leaving { events: false, indicator: false };
         self.request = Request::None;
     }
 
@@ -239,7 +262,7 @@ impl Slot {
     /// Back to the reset state, with what is in it. A cold reset ends the guest that a removal waited for.
     pub fn reset(&mut self, kind: ResetKind) -> Vec<SlotEvent> {
         let mut told = Vec::new();
-        if self.events != 0 || self.leaving {
+        if self.events != 0 || self.leaving() {
             told.push(SlotEvent::EventsCleared);
         }
         self.request = match self.request {
@@ -257,7 +280,7 @@ impl Slot {
     fn start(&mut self) {
         self.events = 0;
         self.asserted = false;
-        self.leaving = false;
+        self.leaving = Leaving::default();
         self.control = 0;
         self.indicate();
     }
@@ -265,8 +288,7 @@ impl Slot {
     fn change(&mut self, occupied: bool, link: bool) {
         self.occupied = occupied;
         self.events |= status::PRESENCE | if link { status::LINK } else { 0 };
-        let out = get(control::POWER, self.control) == control::OFF;
-        self.lamp = if out { Lamp::Dark } else { Lamp::Stale };
+        self.lamp = Lamp::Dark;
         self.request = Request::None;
         // A guest that has not taken over the slot finds the indicator as firmware would have left it, and a device that it
         // finds at its boot it uses without another word.
@@ -295,15 +317,10 @@ impl Slot {
         }
     }
 
-    /// What the power indicator tells of the device, if a write changed it. What a guest does to it for the device before says
-    /// nothing of the one that is there, and ends with the indicator going out.
+    /// What the power indicator tells of the device, if a write changed it.
     fn follow_indicators(&mut self, before: u16) -> Option<SlotEvent> {
         let power = get(control::POWER, self.control);
-        if power == get(control::POWER, before) {
-            return None;
-        }
-        if !self.occupied || self.lamp == Lamp::Stale {
-            self.lamp = if power == control::OFF { Lamp::Dark } else { Lamp::Stale };
+        if power == get(control::POWER, before) || !self.occupied {
             return None;
         }
         let failed = get(control::ATTENTION, self.control) == control::ON;

@@ -139,6 +139,8 @@ impl Pciehp {
                 if enumerator.scan_bus(bus, true).is_empty() {
                     self.fail(cycles);
                 } else {
+                    // What changed up to here is taken care of.
+                    self.pending &= !(bit::PRESENCE | bit::LINK);
                     self.state = State::Configuring;
                 }
                 true

@@ -238,42 +238,40 @@ fn a_device_that_the_guest_gives_up_on_is_told_as_failed() {
 }
 
 #[test]
-fn what_a_guest_does_for_the_device_before_releases_none_of_the_next() {
-    let mut slot = in_use(Removal::Orderly);
-    slot.remove(true).unwrap();
-    // The handler clears the events at once; its thread switches the indicator off when the next device is there.
-    acknowledge(&mut slot);
-    slot.insert(true).unwrap();
-    assert_eq!(light(&mut slot, POWER_OFF), [] as [SlotEvent; 0]);
-    light(&mut slot, POWER_BLINK);
-    light(&mut slot, POWER_ON);
-    assert_eq!(light(&mut slot, POWER_OFF), [SlotEvent::Released]);
+fn a_replacement_waits_until_the_indicator_of_the_device_before_is_out() {
+    for removal in [Removal::Orderly, Removal::Button] {
+        for busy in [POWER_ON, POWER_BLINK] {
+            let mut slot = in_use(removal);
+            light(&mut slot, busy);
+            slot.remove(true).unwrap();
+            // The handler clears the events at once; its thread comes later.
+            acknowledge(&mut slot);
+            assert_eq!(slot.insert(true), Err(SlotError::Leaving));
+            assert_eq!(light(&mut slot, POWER_OFF), [] as [SlotEvent; 0], "nothing is there to be released");
+            slot.insert(true).unwrap();
+            for power in [POWER_BLINK, POWER_ON] {
+                assert_eq!(light(&mut slot, power), [] as [SlotEvent; 0]);
+            }
+            assert_eq!(light(&mut slot, POWER_OFF), [SlotEvent::Released]);
+        }
+        let mut slot = in_use(removal);
+        light(&mut slot, POWER_OFF);
+        slot.remove(true).unwrap();
+        acknowledge(&mut slot);
+        slot.insert(true).unwrap();
+    }
 }
 
 #[test]
-fn what_a_guest_finishes_for_the_device_before_fails_none_of_the_next() {
-    let mut slot = in_use(Removal::Button);
-    slot.request().unwrap();
-    slot.remove(true).unwrap();
-    // Press and removal are handled together, when the next device is there already.
-    acknowledge(&mut slot);
-    slot.insert(true).unwrap();
-    for power in [POWER_BLINK, POWER_OFF, POWER_BLINK, POWER_ON] {
-        assert_eq!(light(&mut slot, power), [] as [SlotEvent; 0]);
-    }
-    // A device that leaves while it is brought up: the guest finishes with what it finds, then begins anew.
-    slot.remove(true).unwrap();
-    light(&mut slot, POWER_OFF);
-    acknowledge(&mut slot);
-    slot.insert(true).unwrap();
-    light(&mut slot, POWER_BLINK);
+fn an_indicator_that_is_out_and_is_switched_off_once_more_counts() {
+    let mut slot = Slot::new(Removal::Orderly, 1, true);
+    control(&mut slot, LISTEN | POWER_ON);
     slot.remove(true).unwrap();
     acknowledge(&mut slot);
-    slot.insert(true).unwrap();
-    for power in [POWER_ON, POWER_OFF, POWER_BLINK, POWER_ON] {
-        assert_eq!(light(&mut slot, power), [] as [SlotEvent; 0]);
-    }
-    assert_eq!(light(&mut slot, POWER_OFF), [SlotEvent::Released]);
+    slot.write(Lanes::new(0, 1), 0x28);
+    assert!(slot.leaving(), "a write to another byte says nothing");
+    control(&mut slot, LISTEN | POWER_OFF);
+    assert!(!slot.leaving());
 }
 
 #[test]
@@ -347,6 +345,7 @@ fn surprise_comes_before_an_open_request() {
     slot.remove(true).unwrap();
     assert!(!slot.requested());
     acknowledge(&mut slot);
+    light(&mut slot, POWER_OFF);
     slot.insert(true).unwrap();
     light(&mut slot, POWER_BLINK);
     light(&mut slot, POWER_ON);
