@@ -29,8 +29,8 @@ pub struct EmulatedSpec {
     pub ids: Ids,
     /// BARs.
     pub bars: [Option<BarSpec>; 6],
-    /// Its link, if it hangs on a port. `None` on a root bus: a root-complex integrated endpoint with link registers zero.
-    pub link: Option<Link>,
+    /// What it hangs on.
+    pub on: Attachment,
     /// How it interrupts.
     pub interrupt: InterruptSpec,
     /// Whether software can reset it by device control.
@@ -41,6 +41,24 @@ pub struct EmulatedSpec {
     pub vendor_capabilities: Vec<Vec<u8>>,
     /// Device serial number.
     pub serial_number: Option<u64>,
+}
+
+/// What an endpoint hangs on, as its registers show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attachment {
+    /// A root or downstream port: an endpoint with this link.
+    Link(Link),
+    /// A root bus: a root-complex integrated endpoint with link registers zero.
+    RootBus,
+    /// A conventional bus below a PCIe-to-PCI bridge: no PCI Express capability, so no function-level reset by it, and no
+    /// extended capabilities.
+    Conventional,
+}
+
+impl From<Option<Link>> for Attachment {
+    fn from(link: Option<Link>) -> Self {
+        link.map_or(Self::RootBus, Self::Link)
+    }
 }
 
 /// How a function interrupts.
@@ -116,7 +134,7 @@ pub struct Emulated {
     interrupts: Arc<Interrupts>,
     msix: Option<MsixRegions>,
     /// Offset of the PCI Express capability.
-    express: u8,
+    express: Option<u8>,
     flr: bool,
     detached: bool,
     mirror: Option<Arc<dyn Mirror>>,
@@ -137,15 +155,12 @@ impl Emulated {
         for body in &spec.vendor_capabilities {
             builder.capability(&Vendor(body.clone()))?;
         }
-        let express = builder.capability(&Express {
-            kind: if spec.link.is_some() { ExpressType::Endpoint } else { ExpressType::RootComplexEndpoint },
-            link: spec.link.unwrap_or_default(),
-            link_up: true,
-            slot: None,
-            port_number: 0,
-            flr: spec.flr,
-            atomic_completers: 0,
-        })?;
+        let (kind, link) = match spec.on {
+            Attachment::Link(link) => (ExpressType::Endpoint, link),
+            Attachment::RootBus | Attachment::Conventional => (ExpressType::RootComplexEndpoint, Link::default()),
+        };
+        let express = Express { kind, link, link_up: true, slot: None, port_number: 0, flr: spec.flr, atomic_completers: 0 };
+        let express = if spec.on == Attachment::Conventional { None } else { Some(builder.capability(&express)?) };
         let mut messages = Messages::default();
         let mut msix = None;
         match spec.interrupt {
@@ -171,10 +186,10 @@ impl Emulated {
             let at = place_clique(builder.extents()).ok_or(EmulatedError::CliqueRoom)?;
             builder.capability_at(at, clique)?;
         }
-        if spec.link.is_some() {
+        if matches!(spec.on, Attachment::Link(_)) {
             builder.extended(&Aer(AerKind::Endpoint))?;
         }
-        if let Some(number) = spec.serial_number {
+        if let Some(number) = spec.serial_number.filter(|_| spec.on != Attachment::Conventional) {
             builder.extended(&Serial(number))?;
         }
         let interrupts = Interrupts::new(messages, msi, if pin == 0 { None } else { intx });
@@ -212,9 +227,9 @@ impl Emulated {
             changes.set(Changes::BUS_MASTER, change.flipped() & command::BUS_MASTER != 0);
         }
         self.interrupts.config_written(access, value, change.new);
-        let control = u16::from(self.express) + u16::from(express::DEVICE_CONTROL);
+        let control = self.express.map(|at| u16::from(at) + u16::from(express::DEVICE_CONTROL));
         let starts_reset = access.lanes.touch(express::INITIATE_FLR) && value & express::INITIATE_FLR != 0;
-        if self.flr && access.reg.offset() == control && starts_reset {
+        if self.flr && Some(access.reg.offset()) == control && starts_reset {
             self.reset(ResetKind::Function);
             changes |= Changes::RESET | Changes::DECODE | Changes::BUS_MASTER;
         }

@@ -82,6 +82,8 @@ pub mod own {
     pub const STUB: u16 = 0x10BD;
     /// Host bridge function at 00.0 of a root bus.
     pub const HOST_BRIDGE: u16 = 0x10BE;
+    /// PCIe-to-PCI bridge.
+    pub const PCI_BRIDGE: u16 = 0x10BF;
     /// Subsystem vendor and device of the above.
     pub const SUBSYSTEM: (u16, u16) = (0x1AF4, 0x1100);
 }

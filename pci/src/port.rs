@@ -1,14 +1,14 @@
-//! A root port, switch upstream port or switch downstream port: a bridge with a PCI Express capability. What it forwards is
-//! decided in [`crate::bridge`].
+//! A root port, switch upstream port, switch downstream port or PCIe-to-PCI bridge: a bridge with a PCI Express capability.
+//! What it forwards is decided in [`crate::bridge`].
 //!
-//! | capability | offset | root | upstream | downstream |
-//! |---|---|---|---|---|
-//! | PCI Express version 2 | 0x40 | type 4 | type 5 | type 6 |
-//! | MSI, 64-bit, maskable, 1 vector | 0x80 | yes | no | yes |
-//! | subsystem ids, unless 0 | 0xA0 | own | host's or own | host's or own |
-//! | power management, D0 and D3hot | 0xA8 | yes | yes | yes |
-//! | AER | 0x100 | with root registers | yes | yes |
-//! | ACS, control 0 at reset | 0x150 | yes | no | yes |
+//! | capability | offset | root | upstream | downstream | PCIe-to-PCI |
+//! |---|---|---|---|---|---|
+//! | PCI Express version 2 | 0x40 | type 4 | type 5 | type 6 | type 7 |
+//! | MSI, 64-bit, maskable, 1 vector | 0x80 | yes | no | yes | no |
+//! | subsystem ids, unless 0 | 0xA0 | own | host's or own | host's or own | host's or own |
+//! | power management, D0 and D3hot | 0xA8 | yes | yes | yes | yes |
+//! | AER | 0x100 | with root registers | yes | yes | no |
+//! | ACS, control 0 at reset | 0x150 | yes | no | yes | no |
 //!
 //! Hot-plug root and downstream ports have a slot ([`crate::slot`]), which raises the port's interrupt; their link status
 //! follows what is in it. There is no I/O window, no ASPM and no LTR. A port in D3hot lets nothing
@@ -85,7 +85,7 @@ impl Port {
         };
         builder.capability_at(EXPRESS, &express).map_err(error)?;
         let mut messages = Messages::default();
-        if kind != PortKind::Upstream {
+        if kind.has_link_below() {
             let state = Msi::new(1, true).map_err(|source| PortError::Msi { name: planned.name.clone(), source })?;
             messages.msi = Some((state.clone(), builder.capability_at(MSI, &MsiLayout::from(&state)).map_err(error)?));
         }
@@ -93,9 +93,15 @@ impl Port {
             builder.capability_at(SUBSYSTEM, &Subsystem::from(&ids)).map_err(error)?;
         }
         builder.capability_at(POWER, &Power).map_err(error)?;
-        let aer = if kind == PortKind::Root { AerKind::RootPort } else { AerKind::SwitchPort };
-        builder.extended_at(AER, &Aer(aer)).map_err(error)?;
-        if kind != PortKind::Upstream {
+        let aer = match kind {
+            PortKind::Root => Some(AerKind::RootPort),
+            PortKind::Upstream | PortKind::Downstream => Some(AerKind::SwitchPort),
+            PortKind::PciBridge => None,
+        };
+        if let Some(aer) = aer {
+            builder.extended_at(AER, &Aer(aer)).map_err(error)?;
+        }
+        if kind.has_link_below() {
             builder.extended_at(ACS, &Acs).map_err(error)?;
         }
         let port_plan = port.clone();
@@ -316,7 +322,7 @@ impl Port {
 
     /// Lets link status follow the link partner and link disable; tells whether link active changed.
     fn show_link(&mut self) -> bool {
-        if self.kind == PortKind::Upstream {
+        if !self.kind.has_link_below() {
             return false;
         }
         let (link, occupied) = (self.planned.spec.link, self.occupied());
@@ -343,6 +349,7 @@ const fn express_type(kind: PortKind) -> ExpressType {
         PortKind::Root => ExpressType::RootPort,
         PortKind::Upstream => ExpressType::UpstreamPort,
         PortKind::Downstream => ExpressType::DownstreamPort,
+        PortKind::PciBridge => ExpressType::PciBridge,
     }
 }
 
@@ -352,6 +359,7 @@ const fn own_ids(kind: PortKind) -> Ids {
         PortKind::Root => own::ROOT_PORT,
         PortKind::Upstream => own::UPSTREAM_PORT,
         PortKind::Downstream => own::DOWNSTREAM_PORT,
+        PortKind::PciBridge => own::PCI_BRIDGE,
     };
     let (subsystem_vendor, subsystem) = own::SUBSYSTEM;
     Ids { vendor: own::VENDOR, device, class: ClassCode::BRIDGE, revision: 0, subsystem_vendor, subsystem }

@@ -292,6 +292,7 @@ fn host_name(kind: PortKind, at: HostBdf) -> Name {
         PortKind::Root => "root",
         PortKind::Upstream => "up",
         PortKind::Downstream => "down",
+        PortKind::PciBridge => "bridge",
     };
     Name(format!("{kind}-{}", at.to_string().replace(':', "-")))
 }

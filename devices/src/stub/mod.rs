@@ -223,7 +223,7 @@ fn emulated(spec: &StubSpec, layout: &StubLayout) -> EmulatedSpec {
     EmulatedSpec {
         ids: spec.ids,
         bars: spec.bars,
-        link: spec.link,
+        on: spec.link.into(),
         interrupt,
         flr: spec.flr,
         clique: spec.clique,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use log::Level;
 use pci::access::{self, Access, Reg};
 use pci::bar::{BarIndex, Bars};
-use pci::emulated::{Emulated, EmulatedError, EmulatedSpec};
+use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use pci::function::{BarPiece, Changes, PciFunction, Programming, ResetKind};
 use pci::ids::Ids;
 use pci::seams::MsiPort;
@@ -81,7 +81,7 @@ impl<D: Device> VirtioFunction<D> {
         let spec = EmulatedSpec {
             ids: device.ids(),
             bars: layout::bars(),
-            link: None,
+            on: Attachment::RootBus,
             interrupt: layout::interrupt(vectors),
             flr: true,
             clique: None,

@@ -42,6 +42,8 @@ pub enum ExpressType {
     UpstreamPort,
     /// Switch downstream port.
     DownstreamPort,
+    /// PCIe-to-PCI bridge; its link is the one above.
+    PciBridge,
     /// Endpoint on a root bus: its link registers are zero.
     RootComplexEndpoint,
 }
@@ -55,6 +57,7 @@ impl ExpressType {
             Self::RootPort => 4,
             Self::UpstreamPort => 5,
             Self::DownstreamPort => 6,
+            Self::PciBridge => 7,
             Self::RootComplexEndpoint => 9,
         }
     }
@@ -175,6 +178,8 @@ impl Express {
         match self.kind {
             ExpressType::RootPort => TIMEOUT_DISABLE | u32::from(self.atomic_completers & 7) << 7,
             ExpressType::UpstreamPort | ExpressType::DownstreamPort => ATOMIC_ROUTING,
+            // Nothing conventional knows AtomicOps, and the bridge asks for nothing by itself.
+            ExpressType::PciBridge => 0,
             ExpressType::Endpoint | ExpressType::RootComplexEndpoint => TIMEOUT_DISABLE,
         }
     }
@@ -186,6 +191,7 @@ impl Express {
             0,
             match self.kind {
                 ExpressType::UpstreamPort | ExpressType::DownstreamPort => ATOMIC_EGRESS_BLOCKING,
+                ExpressType::PciBridge => 0,
                 _ => TIMEOUT_DISABLE,
             },
         )
@@ -240,11 +246,12 @@ mod tests {
         LinkRate { speed: LinkSpeed::from_encoding(speed).unwrap(), width: LinkWidth::new(lanes).unwrap() }
     }
 
-    const ALL: [ExpressType; 5] = [
+    const ALL: [ExpressType; 6] = [
         ExpressType::Endpoint,
         ExpressType::RootPort,
         ExpressType::UpstreamPort,
         ExpressType::DownstreamPort,
+        ExpressType::PciBridge,
         ExpressType::RootComplexEndpoint,
     ];
 
@@ -253,7 +260,7 @@ mod tests {
         for speed in 1..=6u8 {
             for lanes in [1u8, 2, 4, 8, 12, 16, 32] {
                 let link = Link { current: rate(1, 1), ..Link::at(rate(speed, lanes)) };
-                for kind in &ALL[..4] {
+                for kind in &ALL[..5] {
                     let read = registers(*kind, link, true);
                     let (speed, lanes) = (u32::from(speed), u32::from(lanes));
                     assert_eq!(read[3] & 0x3FF, speed | lanes << 4, "maximum");
@@ -268,7 +275,8 @@ mod tests {
     #[test]
     fn each_kind_has_its_own_bits() {
         // Type, link active reporting, link active, completers and routing, function-level reset.
-        let expected = [(0, 0, 0, 0, 1), (4, 1, 1, 7 << 1, 0), (5, 0, 0, 1, 0), (6, 1, 1, 1, 0), (9, 0, 0, 0, 1)];
+        let expected =
+            [(0, 0, 0, 0, 1), (4, 1, 1, 7 << 1, 0), (5, 0, 0, 1, 0), (6, 1, 1, 1, 0), (7, 0, 0, 0, 0), (9, 0, 0, 0, 1)];
         for (kind, expected) in ALL.into_iter().zip(expected) {
             let read = registers(kind, Link::default(), true);
             let bits = (read[0] >> 20, read[3] >> 20 & 1, read[4] >> 29 & 1, read[9] >> 6 & 0xF, read[1] >> 28 & 1);

@@ -23,7 +23,7 @@ fn spec(interrupt: InterruptSpec) -> EmulatedSpec {
             None,
             bar(BarKind::Io, false, 32),
         ],
-        link: Some(Link::default()),
+        on: Attachment::Link(Link::default()),
         interrupt,
         flr: true,
         clique: Some(Clique::new(5).unwrap()),
@@ -173,7 +173,7 @@ fn the_driver_reads_the_clique_of_an_emulated_gpu() {
 fn vendor_capabilities_come_first_and_in_order() {
     let mut spec = spec(MSIX);
     spec.vendor_capabilities = vec![vec![1; 13], vec![2; 17], vec![3; 1]];
-    spec.link = None;
+    spec.on = Attachment::RootBus;
     let endpoint = Emulated::new(&spec, Arc::new(FakeMsi::default()), None).unwrap();
     let read = |at: u8| endpoint.config_read(Reg::containing(at.into()));
     let ids: Vec<u8> = walk(read).iter().map(|c| c.id).collect();
@@ -185,12 +185,26 @@ fn vendor_capabilities_come_first_and_in_order() {
 #[test]
 fn an_endpoint_on_a_root_bus_has_no_link_and_no_error_reporting() {
     let mut spec = spec(MSIX);
-    spec.link = None;
+    spec.on = Attachment::RootBus;
     let endpoint = Emulated::new(&spec, Arc::new(FakeMsi::default()), None).unwrap();
     let read = |at: u16| endpoint.config_read(Reg::containing(at));
     assert_eq!((read(0x40) >> 20 & 0xF, read(0x4C), read(0x6C)), (9, 0, 0));
     let extended: Vec<(u16, u16)> = walk_extended(read).iter().map(|c| (c.id, c.offset)).collect();
     assert_eq!(extended, [(3, 0x100)]);
+}
+
+#[test]
+fn a_conventional_function_has_no_pcie_capability() {
+    let mut spec = spec(MSIX);
+    spec.on = Attachment::Conventional;
+    let mut endpoint = Emulated::new(&spec, Arc::new(FakeMsi::default()), None).unwrap();
+    let ids: Vec<u8> = walk(|at| endpoint.config_read(Reg::containing(at.into()))).iter().map(|c| c.id).collect();
+    assert_eq!(ids, [id::MSIX, id::VENDOR]);
+    assert_eq!(walk_extended(|at| endpoint.config_read(Reg::containing(at))), []);
+    for offset in (0x40..0x100).step_by(4) {
+        let changes = endpoint.config_write(Access::dword(offset), express::INITIATE_FLR);
+        assert_eq!(changes, Changes::empty(), "{offset:#x} resets nothing");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::*;
-use crate::emulated::{EmulatedSpec, InterruptSpec};
+use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::function::{FunctionId, Shared};
 use crate::hierarchy::Hierarchy;
 use crate::ids::own;
@@ -17,6 +17,12 @@ use crate::topology::tests::properties::any_topology;
 use crate::topology::tests::{MIB, bars, endpoint_of, mem32, mem64, placed_bars, roomy, topology};
 use crate::topology::tests::{downstream, endpoint, function, io, root_port, upstream};
 use crate::topology::{Parent, Plan, PlannedFunction, PlannedKind, PlannedRootComplex, PortKind};
+
+fn attachment(plan: &Plan, on: Parent) -> Attachment {
+    let Parent::Port(port) = on else { return Attachment::RootBus };
+    let PlannedKind::Port(port) = &plan.functions[port.0 as usize].kind else { panic!("no port") };
+    if port.spec.kind.has_link_below() { Attachment::Link(Link::default()) } else { Attachment::Conventional }
+}
 
 /// A machine's hierarchy, started as planned, without the machine.
 struct Bench(Hierarchy);
@@ -32,7 +38,7 @@ impl Bench {
             let spec = EmulatedSpec {
                 ids: endpoint.spec.ids,
                 bars: endpoint.spec.bars,
-                link: matches!(planned.on, Parent::Port(_)).then(Link::default),
+                on: attachment(plan, planned.on),
                 interrupt: InterruptSpec::None,
                 flr: false,
                 clique: None,
@@ -80,13 +86,14 @@ fn expected(planned: &PlannedFunction) -> Found {
                 PortKind::Root => own::ROOT_PORT,
                 PortKind::Upstream => own::UPSTREAM_PORT,
                 PortKind::Downstream => own::DOWNSTREAM_PORT,
+                PortKind::PciBridge => own::PCI_BRIDGE,
             };
             found.bridge = Some(FoundBridge {
                 primary: planned.at.bdf.bus(),
                 buses: port.buses,
                 windows: port.windows,
                 io_window: false,
-                link: kind != PortKind::Upstream,
+                link: kind.has_link_below(),
             });
         }
         PlannedKind::Endpoint(endpoint) => {

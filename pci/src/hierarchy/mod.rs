@@ -23,7 +23,7 @@ use crate::intx;
 use crate::mirror::Mirror;
 use crate::port::{Port, PortError};
 use crate::seams::MsiPort;
-use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, Window};
+use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, PortKind, Window};
 
 pub use fit::{Missing, Shortfall};
 pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
@@ -132,7 +132,9 @@ impl Hierarchy {
     /// Shows every function that can be shown in the mirror that `mirror` gives for it, at the address that the plan gives it.
     /// Call before [`Hierarchy::start`]; later moves are effects.
     pub fn mirror(&mut self, mut mirror: impl FnMut(FunctionId) -> Option<Arc<dyn Mirror>>) {
-        for (id, node) in &mut self.nodes {
+        // A mirror has the whole space, of which a conventional bus carries a part.
+        let conventional: Vec<FunctionId> = self.ids().into_iter().filter(|id| self.is_conventional(*id)).collect();
+        for (id, node) in self.nodes.iter_mut().filter(|(id, _)| !conventional.contains(id)) {
             let Some(mirror) = mirror(*id) else { continue };
             node.mirrored = match &mut node.what {
                 What::Port(port) => {
@@ -147,7 +149,7 @@ impl Hierarchy {
     /// Reads 1 to 8 bytes at byte `offset` (0 to 0xFFF) of the function at `bdf`. All ones where nobody answers.
     pub fn read(&mut self, segment: u16, bdf: Bdf, offset: u16, data: &mut [u8]) {
         match self.find(segment, bdf) {
-            Some(id) => self.read_function(id, offset, SPACE, data),
+            Some(id) => self.read_function(id, offset, self.space(id), data),
             None => data.fill(0xFF),
         }
     }
@@ -156,7 +158,7 @@ impl Hierarchy {
     /// nobody answers.
     pub fn write(&mut self, segment: u16, bdf: Bdf, offset: u16, data: &[u8], effects: &mut Vec<Effect>) {
         if let Some(id) = self.find(segment, bdf) {
-            self.write_function(id, offset, SPACE, data, effects);
+            self.write_function(id, offset, self.space(id), data, effects);
         }
     }
 
@@ -236,6 +238,17 @@ impl Hierarchy {
             })?;
         }
         children.iter().copied().find(|id| self.nodes.get(id).is_some_and(|node| node.devfn == bdf.devfn()))
+    }
+
+    /// Bytes of configuration space by which a function can be reached: a conventional bus carries no more (PCI Express to
+    /// PCI/PCI-X Bridge 1.0, 2.5).
+    fn space(&self, id: FunctionId) -> u16 {
+        if self.is_conventional(id) { CONVENTIONAL_SPACE } else { SPACE }
+    }
+
+    fn is_conventional(&self, id: FunctionId) -> bool {
+        let Some(Parent::Port(port)) = self.nodes.get(&id).map(|node| node.on) else { return false };
+        matches!(self.nodes.get(&port).map(|node| &node.what), Some(What::Port(port)) if port.kind() == PortKind::PciBridge)
     }
 
     fn read_function(&mut self, id: FunctionId, offset: u16, end: u16, data: &mut [u8]) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::bar::{BarKind, BarSpec};
-use crate::emulated::{EmulatedSpec, InterruptSpec};
+use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::mirror::FakeMirror;
@@ -67,7 +67,7 @@ impl Rig {
             let spec = EmulatedSpec {
                 ids: IDS,
                 bars: endpoint.spec.bars,
-                link: Some(Link::default()),
+                on: Attachment::Link(Link::default()),
                 interrupt: InterruptSpec::None,
                 flr: true,
                 clique: None,
@@ -249,6 +249,70 @@ fn a_mirror_is_in_place_while_the_planned_address_leads_to_its_function() {
     assert_eq!(mirrors(&rig.write(rig.at("rp0"), 0x18, &buses.to_le_bytes())), [(up, true), (down0, true), (down1, true)]);
     let below_up = [(down0, false), (down1, false)];
     assert_eq!(mirrors(&rig.write(rig.at("up"), 0x3E, &[0x40])), below_up, "a held reset answers nobody");
+}
+
+mod conventional {
+    use super::*;
+    use crate::topology::tests::{endpoint, mem32, pci_bridge, roomy, root_port, topology};
+
+    /// Two devices on the conventional bus 2.
+    fn rig() -> Rig {
+        let nodes = vec![
+            root_port("rp", "rc0"),
+            pci_bridge("pb", "rp"),
+            endpoint("a", "pb", &[mem32(0x1000)]),
+            endpoint("b", "pb", &[mem32(0x1000)]),
+        ];
+        let plan = topology(nodes).plan(&roomy()).unwrap();
+        let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
+        let make = |planned: &PlannedFunction| -> Result<Shared, Infallible> {
+            let PlannedKind::Endpoint(endpoint) = &planned.kind else { unreachable!() };
+            let spec = EmulatedSpec {
+                ids: IDS,
+                bars: endpoint.spec.bars,
+                on: Attachment::Conventional,
+                interrupt: InterruptSpec::Intx(1),
+                flr: true,
+                clique: None,
+                vendor_capabilities: Vec::new(),
+                serial_number: Some(1),
+            };
+            Ok(Arc::new(Mutex::new(FakeEndpoint::new(&spec).unwrap())))
+        };
+        let tree = Hierarchy::build(&plan, &msi, make).unwrap();
+        Rig { tree, plan }
+    }
+
+    #[test]
+    fn every_device_answers_with_256_bytes() {
+        let mut rig = rig();
+        rig.tree.start(&mut Vec::new());
+        for (name, device) in [("a", 0), ("b", 1)] {
+            let at = rig.at(name);
+            assert_eq!(at, Bdf::new(2, Devfn::new(device, 0)));
+            assert_eq!((rig.read(at, 0), rig.read(at, 0x34)), (0x0001_1234, 0), "no capability at all");
+            assert_eq!((rig.read(at, 0x100), rig.read(at, 0xFFC)), (u32::MAX, u32::MAX), "the bus carries no more");
+            let mut across = [0; 8];
+            rig.tree.read(0, at, 0xFC, &mut across);
+            assert_eq!(across, [0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF]);
+        }
+        assert_eq!(rig.read(Bdf::new(2, Devfn::new(2, 0)), 0), u32::MAX);
+        assert_ne!(rig.read(rig.at("pb"), 0), u32::MAX, "the bridge is a PCIe function");
+        assert_eq!(rig.reachable().len(), 2);
+        rig.write(rig.at("pb"), 0x3E, &[0x40, 0]);
+        assert_eq!(rig.reachable(), [], "one reset for the whole bus");
+    }
+
+    #[test]
+    fn no_mirror_shows_what_the_bus_does_not_carry() {
+        let mut rig = rig();
+        let mut asked = Vec::new();
+        rig.tree.mirror(|id| {
+            asked.push(id);
+            Some(Arc::new(FakeMirror::default()))
+        });
+        assert_eq!(asked, [rig.id("rp"), rig.id("pb")]);
+    }
 }
 
 mod random {

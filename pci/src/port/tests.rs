@@ -12,7 +12,7 @@ use crate::link::Link;
 use crate::testing::FakeMsi;
 use crate::topology::{HotPlug, Parent, PlannedKind, PortSpec, Window, Windows};
 
-const KINDS: [PortKind; 3] = [PortKind::Root, PortKind::Upstream, PortKind::Downstream];
+const KINDS: [PortKind; 4] = [PortKind::Root, PortKind::Upstream, PortKind::Downstream, PortKind::PciBridge];
 
 const WINDOWS: Windows = Windows {
     memory: Some(Window { base: 0xE000_0000, limit: 0xE00F_FFFF }),
@@ -133,6 +133,7 @@ fn each_kind_shows_its_capabilities_at_fixed_places() {
             vec![(id::EXPRESS, EXPRESS), (id::MSI, MSI), (id::SUBSYSTEM, SUBSYSTEM), (id::POWER, POWER)],
             vec![AER, ACS],
         ),
+        (PortKind::PciBridge, vec![(id::EXPRESS, EXPRESS), (id::SUBSYSTEM, SUBSYSTEM), (id::POWER, POWER)], vec![]),
     ] {
         let port = build(kind, None);
         let found: Vec<(u8, u8)> = walk(|at| read(&port, at.into())).iter().map(|c| (c.id, c.offset)).collect();
@@ -211,6 +212,13 @@ fn a_port_in_d3hot_lets_nothing_through_and_keeps_its_registers() {
 }
 
 #[test]
+fn a_pcie_to_pci_bridge_shows_the_link_above_it() {
+    let port = build(PortKind::PciBridge, None);
+    assert_eq!((read(&port, 0x40) >> 20 & 0xF, read(&port, 0x50) & LINK_STATUS), (7, 5 << 16 | 16 << 20));
+    assert_eq!((read(&port, 0x00), read(&port, 0x64), read(&port, 0x3C) >> 8 & 0xFF), (0x10BF_1B36, 0, 0));
+}
+
+#[test]
 fn nothing_below_answers_during_a_bus_reset_or_without_a_link() {
     let mut port = build(PortKind::Downstream, None);
     write(&mut port, 0x3C, 0x0040_0000);
@@ -226,7 +234,7 @@ fn nothing_below_answers_during_a_bus_reset_or_without_a_link() {
 proptest! {
     #[test]
     fn no_sequence_of_writes_changes_a_read_only_bit(
-        kind in 0..3usize,
+        kind in 0..KINDS.len(),
         writes in prop::collection::vec((any::<u16>(), 0..4u8, 1..5u8, any::<u32>()), 0..200),
     ) {
         let mut port = build(KINDS[kind], None);

@@ -33,6 +33,7 @@ impl PortKind {
             Self::Root => "root port",
             Self::Upstream => "upstream port",
             Self::Downstream => "downstream port",
+            Self::PciBridge => "PCIe-to-PCI bridge",
         }
     }
 }
@@ -47,7 +48,7 @@ pub(super) enum Above<'a> {
 impl Above<'_> {
     /// Whether the bus below is a link: device 0 only.
     pub(super) const fn is_link(self) -> bool {
-        matches!(self, Self::Node(NodeKind::Port(PortSpec { kind: PortKind::Root | PortKind::Downstream, .. })))
+        matches!(self, Self::Node(NodeKind::Port(port)) if port.kind.has_link_below())
     }
 
     const fn noun(self) -> &'static str {
@@ -66,14 +67,22 @@ fn another(first: &str, second: &str) -> String {
 /// Whether `node` may hang where it does (PCIe 6.0 1.3).
 pub(super) fn nesting(node: &NodeSpec, above: Above<'_>) -> Result<(), TopologyError> {
     let on_root = above == Above::RootComplex;
-    let on_upstream = matches!(above, Above::Node(NodeKind::Port(PortSpec { kind: PortKind::Upstream, .. })));
+    let on = |kind| matches!(above, Above::Node(NodeKind::Port(port)) if port.kind == kind);
     let (fits, allowed) = match &node.kind {
         NodeKind::Port(PortSpec { kind: PortKind::Root, .. }) => (on_root, "root ports go on a root complex"),
         NodeKind::Port(PortSpec { kind: PortKind::Upstream, .. }) => {
             (above.is_link(), "an upstream port goes on a root port or a downstream port")
         }
-        NodeKind::Port(PortSpec { kind: PortKind::Downstream, .. }) => (on_upstream, "downstream ports go on an upstream port"),
-        NodeKind::Endpoint(_) => (on_root || above.is_link(), "endpoints go on a root complex, a root port or a downstream port"),
+        NodeKind::Port(PortSpec { kind: PortKind::Downstream, .. }) => {
+            (on(PortKind::Upstream), "downstream ports go on an upstream port")
+        }
+        NodeKind::Port(PortSpec { kind: PortKind::PciBridge, .. }) => {
+            (above.is_link(), "a PCIe-to-PCI bridge goes on a root port or a downstream port")
+        }
+        NodeKind::Endpoint(_) => (
+            on_root || above.is_link() || on(PortKind::PciBridge),
+            "endpoints go on a root complex, a root port, a downstream port or a PCIe-to-PCI bridge",
+        ),
     };
     if fits {
         return Ok(());
@@ -115,8 +124,8 @@ pub(super) fn values(node: &NodeSpec) -> Result<(), TopologyError> {
             if port.atomic_completers > 7 {
                 return Err(TopologyError::Completers { name: name(), value: port.atomic_completers });
             }
-            if port.kind == PortKind::Upstream && port.hotplug.is_some() {
-                return Err(TopologyError::UpstreamSlot { name: name() });
+            if !port.kind.has_link_below() && port.hotplug.is_some() {
+                return Err(TopologyError::NoSlot { name: name(), noun: port.kind.noun() });
             }
             port.ids
         }
@@ -296,12 +305,12 @@ pub enum TopologyError {
         pin: u8,
     },
     /// A slot where there is none.
-    #[error(
-        "upstream port `{name}` cannot be hot-pluggable: slots are below root and downstream ports; make those hot-pluggable"
-    )]
-    UpstreamSlot {
+    #[error("{noun} `{name}` cannot be hot-pluggable: slots are below root and downstream ports; make those hot-pluggable")]
+    NoSlot {
         /// Which.
         name: Name,
+        /// What it is.
+        noun: &'static str,
     },
     /// AtomicOp completer bits beyond the three that there are.
     #[error("`{name}` has AtomicOp completers {value:#x}: bits 0 to 2 stand for 32, 64 and 128 bits, the largest value is 7")]

@@ -7,7 +7,7 @@ use super::buses::{self, Buses};
 use super::check::TopologyError;
 use super::outline::{Entry, On, Outline};
 use super::plan::{Note, Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Window};
-use super::spec::{Name, NodeKind, PortKind, PortSpec, Topology};
+use super::spec::{Name, NodeKind, PortSpec, Topology};
 use super::windows::{self, Addresses};
 use crate::address::{Bdf, BusRange, Sbdf};
 use crate::bar::BarKind;
@@ -124,7 +124,7 @@ fn slots(outline: &Outline<'_>) -> Result<Vec<u16>, PlanError> {
     let mut last = 0;
     for node in &outline.depth_first {
         let port = outline.entries[*node].port();
-        if port.is_some_and(|port| port.kind != PortKind::Upstream) {
+        if port.is_some_and(|port| port.kind.has_link_below()) {
             last += 1;
             if last > SLOTS {
                 return Err(PlanError::Slots { limit: SLOTS });

@@ -86,6 +86,17 @@ pub enum PortKind {
     Upstream,
     /// Of a switch, on its upstream port; one link below.
     Downstream,
+    /// A PCIe-to-PCI bridge, below a root or downstream port: a conventional bus with up to 32 devices below, whose functions
+    /// have 256 bytes of configuration space.
+    PciBridge,
+}
+
+impl PortKind {
+    /// Whether a link leads down from it: device 0 only.
+    #[must_use]
+    pub const fn has_link_below(self) -> bool {
+        matches!(self, Self::Root | Self::Downstream)
+    }
 }
 
 /// A port.

@@ -207,5 +207,6 @@ const fn ids(port: &PortSpec) -> (u16, u16) {
         (None, PortKind::Root) => (own::VENDOR, own::ROOT_PORT),
         (None, PortKind::Upstream) => (own::VENDOR, own::UPSTREAM_PORT),
         (None, PortKind::Downstream) => (own::VENDOR, own::DOWNSTREAM_PORT),
+        (None, PortKind::PciBridge) => (own::VENDOR, own::PCI_BRIDGE),
     }
 }

@@ -120,26 +120,33 @@ impl Shown {
 /// A port, by the table in [`pci::port`].
 fn of_port(function: &PlannedFunction, port: &PlannedPort) -> Vec<String> {
     let kind = port.spec.kind;
-    let upstream = kind == PortKind::Upstream;
+    let (below, to_pci) = (kind.has_link_below(), kind == PortKind::PciBridge);
     let ids = Ids { class: ClassCode::BRIDGE, ..port.spec.ids.unwrap_or_else(|| own_ids(kind)) };
     let mut standard = vec!["express"];
-    standard.extend((!upstream).then_some("msi"));
+    standard.extend(below.then_some("msi"));
     standard.extend(((ids.subsystem_vendor, ids.subsystem) != (0, 0)).then_some("subsystem"));
     standard.push("power");
     let link = port.spec.link;
-    // The link of an upstream port is the one above it.
-    let up = upstream || port.occupied;
+    // The link of an upstream port or a PCIe-to-PCI bridge is the one above it.
+    let up = !below || port.occupied;
     let shown = Shown {
         ids,
         kind: match kind {
             PortKind::Root => "root-port",
             PortKind::Upstream => "upstream-port",
             PortKind::Downstream => "downstream-port",
+            PortKind::PciBridge => "pcie-pci-bridge",
         },
         link: Some((link.max, up.then_some(link.current))),
         standard,
-        extended: if upstream { vec!["aer"] } else { vec!["aer", "acs"] },
-        msi: u16::from(!upstream),
+        extended: if below {
+            vec!["aer", "acs"]
+        } else if bridge {
+            Vec::new()
+        } else {
+            vec!["aer"]
+        },
+        msi: u16::from(below),
         msix: 0,
         pin: port.spec.interrupt_pin(),
     };
@@ -250,6 +257,7 @@ const fn own_ids(kind: PortKind) -> Ids {
         PortKind::Root => own::ROOT_PORT,
         PortKind::Upstream => own::UPSTREAM_PORT,
         PortKind::Downstream => own::DOWNSTREAM_PORT,
+        PortKind::PciBridge => own::PCI_BRIDGE,
     };
     let (subsystem_vendor, subsystem) = own::SUBSYSTEM;
     Ids { vendor: own::VENDOR, device, class: ClassCode::BRIDGE, revision: 0, subsystem_vendor, subsystem }

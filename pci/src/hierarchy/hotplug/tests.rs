@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::address::Bdf;
 use crate::bar::BarKind;
-use crate::emulated::{EmulatedSpec, InterruptSpec};
+use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::seams::MsiPort;
@@ -41,7 +41,7 @@ fn device(number: u16, bars: [Option<BarSpec>; 6]) -> Shared {
     let spec = EmulatedSpec {
         ids: Ids { vendor: 0x1234, device: number, class: ClassCode::new(0x08_8000), ..Ids::default() },
         bars,
-        link: Some(Link::default()),
+        on: Attachment::Link(Link::default()),
         interrupt: InterruptSpec::Intx(2),
         flr: false,
         clique: None,

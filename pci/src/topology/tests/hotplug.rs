@@ -133,7 +133,7 @@ fn buses_that_are_kept_count() {
 #[test]
 fn an_upstream_port_has_no_slot() {
     let nodes = vec![root_port("rp", "rc0"), hot(upstream("up", "rp"), Reserve::default())];
-    assert_eq!(topology(nodes).check(), Err(TopologyError::UpstreamSlot { name: "up".into() }));
+    assert_eq!(topology(nodes).check(), Err(TopologyError::NoSlot { name: "up".into(), noun: "upstream port" }));
 }
 
 #[test]

@@ -64,6 +64,10 @@ pub fn downstream(name: &str, on: &str) -> NodeSpec {
     port(name, PortKind::Downstream, on)
 }
 
+pub fn pci_bridge(name: &str, on: &str) -> NodeSpec {
+    port(name, PortKind::PciBridge, on)
+}
+
 pub fn endpoint(name: &str, on: &str, specs: &[BarSpec]) -> NodeSpec {
     let ids = Ids { vendor: 0x10DE, device: 0x20B8, class: ClassCode::new(0x03_0200), ..Ids::default() };
     let spec = EndpointSpec { ids, bars: bars(specs), interrupt_pin: 1 };

@@ -125,6 +125,9 @@ fn what_cannot_exist_is_refused_and_said() {
         (with(function(endpoint("e", "dp", &[]), 1)), "`e` is 00.1 on `dp`, but nothing is function 0"),
         (vec![function(on_root("e"), 1)], "`e` is function 1 on `rc0`, but nothing"),
         ((0..33).map(|n| on_root(&format!("e{n}"))).collect(), "no device number is left on `rc0` for `e32`"),
+        (vec![pci_bridge("pb", "rc0")], "PCIe-to-PCI bridge `pb` cannot hang on root complex `rc0`"),
+        (with(pci_bridge("pb", "up")), "PCIe-to-PCI bridge `pb` cannot hang on upstream port `up`"),
+        ([with(pci_bridge("pb", "dp")), vec![root_port("p", "pb")]].concat(), "`p` cannot hang on PCIe-to-PCI bridge `pb`"),
         (with(ids), "root port `rp2` has ids"),
         (with(nobody), "`e` has vendor id ffff"),
         (with(pin), "`e` has interrupt pin 5"),
@@ -152,6 +155,24 @@ fn a_loop_is_named_without_what_only_hangs_on_it() {
     let Err(TopologyError::Loop { mut names }) = topology(nodes).check() else { panic!("not found to be a loop") };
     names.sort();
     assert_eq!(names, ["d1", "d2", "u1", "u2"].map(Name::from));
+}
+
+#[test]
+fn a_conventional_bus_has_many_devices_whose_pins_spread() {
+    let mut nodes = vec![at(root_port("rp", "rc0"), 1, 0), pci_bridge("pb", "rp")];
+    nodes.extend((0..5).map(|index| endpoint(&format!("e{index}"), "pb", &[mem32(4096), mem64(MIB), io(32)])));
+    nodes.push(function(endpoint("f", "pb", &[]), 1));
+    let topology = topology(nodes);
+    let plan = topology.plan(&roomy()).unwrap();
+    assert_sound(&topology, &plan, &roomy());
+    let places: Vec<String> = plan.functions.iter().skip(2).map(|function| function.at.bdf.to_string()).collect();
+    assert_eq!(places, ["02:00.0", "02:01.0", "02:02.0", "02:03.0", "02:04.0", "02:04.1"]);
+    let wire = |name: &str| endpoint_of(&plan, name).intx.unwrap();
+    let wires: Vec<(u8, u8)> = (0..5).map(|index| wire(&format!("e{index}"))).map(|wire| (wire.device, wire.pin)).collect();
+    assert_eq!(wires, [(1, 0), (1, 1), (1, 2), (1, 3), (1, 0)]);
+    assert_eq!((port_of(&plan, "pb").slot, port_of(&plan, "rp").slot), (0, 1));
+    let unassigned = plan.notes.iter().filter(|note| matches!(note, Note::IoBarUnassigned { .. })).count();
+    assert_eq!(unassigned, 5, "bridges have no I/O window");
 }
 
 #[test]

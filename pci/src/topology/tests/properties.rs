@@ -34,7 +34,7 @@ fn any_hotplug() -> impl Strategy<Value = Option<HotPlug>> {
 }
 
 fn any_seed() -> impl Strategy<Value = Seed> {
-    let fields = (0u8..8, any::<Index>(), 0u8..8, prop::collection::vec(any_bar(), 0..4), any_hotplug());
+    let fields = (0u8..10, any::<Index>(), 0u8..8, prop::collection::vec(any_bar(), 0..4), any_hotplug());
     fields.prop_map(|(kind, parent, function, bars, hotplug)| Seed {
         kind,
         parent,
@@ -68,6 +68,7 @@ fn grow(roots: &[RootComplexSpec], seeds: &[Seed]) -> Vec<NodeSpec> {
     let buses: Vec<Name> = roots.iter().map(|root| root.name.clone()).collect();
     // Links that are free, and upstream ports.
     let (mut links, mut switches): (Vec<Name>, Vec<Name>) = (Vec::new(), Vec::new());
+    let mut conventional: Vec<Name> = Vec::new();
     let mut nodes = Vec::new();
     for (index, seed) in seeds.iter().enumerate() {
         let name = format!("n{index}");
@@ -75,6 +76,8 @@ fn grow(roots: &[RootComplexSpec], seeds: &[Seed]) -> Vec<NodeSpec> {
             0 | 1 => root_port(&name, &seed.parent.get(&buses).0),
             2 if !links.is_empty() => upstream(&name, &links.swap_remove(seed.parent.index(links.len())).0),
             3 | 4 if !switches.is_empty() => downstream(&name, &seed.parent.get(&switches).0),
+            8 if !links.is_empty() => pci_bridge(&name, &links.swap_remove(seed.parent.index(links.len())).0),
+            9 if !conventional.is_empty() => endpoint(&name, &seed.parent.get(&conventional).0, &seed.bars),
             5 => endpoint(&name, &seed.parent.get(&buses).0, &seed.bars),
             _ if !links.is_empty() => {
                 let link = links.swap_remove(seed.parent.index(links.len()));
@@ -89,10 +92,11 @@ fn grow(roots: &[RootComplexSpec], seeds: &[Seed]) -> Vec<NodeSpec> {
             _ => continue,
         };
         if let NodeKind::Port(port) = &mut node.kind {
-            port.hotplug = seed.hotplug.filter(|_| port.kind != PortKind::Upstream);
+            port.hotplug = seed.hotplug.filter(|_| port.kind.has_link_below());
         }
         match &node.kind {
             NodeKind::Port(PortSpec { kind: PortKind::Upstream, .. }) => switches.push(node.name.clone()),
+            NodeKind::Port(PortSpec { kind: PortKind::PciBridge, .. }) => conventional.push(node.name.clone()),
             NodeKind::Port(_) => links.push(node.name.clone()),
             NodeKind::Endpoint(_) => {}
         }
@@ -147,12 +151,12 @@ proptest! {
 
     #[test]
     fn whatever_is_asked_for_nothing_panics(
-        seeds in prop::collection::vec((0u8..4, 0usize..12, prop::option::of(0u8..40), 0u8..10, any_bar()), 0..12),
+        seeds in prop::collection::vec((0u8..5, 0usize..12, prop::option::of(0u8..40), 0u8..10, any_bar()), 0..12),
         bits in 0u8..80,
         windows in prop::collection::vec((any::<u64>(), any::<u64>()), 0..4),
     ) {
         let names = ["rc0", "n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7", "n8", "n9", "x"];
-        let kinds = [PortKind::Root, PortKind::Upstream, PortKind::Downstream];
+        let kinds = [PortKind::Root, PortKind::Upstream, PortKind::Downstream, PortKind::PciBridge];
         let nodes = seeds.iter().enumerate().map(|(index, (kind, on, device, function, bar))| {
             let (name, on) = (format!("n{index}"), names[*on]);
             let node = kinds.get(usize::from(*kind)).map_or_else(|| endpoint(&name, on, &[*bar]), |kind| port(&name, *kind, on));

@@ -55,6 +55,19 @@ fn one_root_complex_with_one_function_is_one_line() {
 }
 
 #[test]
+fn a_conventional_bus_is_drawn_with_its_devices() {
+    let nodes = vec![root_port("rp", "rc0"), pci_bridge("pb", "rp"), endpoint("a", "pb", &[]), endpoint("b", "pb", &[])];
+    let plan = topology(nodes).plan(&roomy()).unwrap();
+    let shown = Tree { plan: &plan, label: &|_| String::new(), verbose: true }.to_string();
+    let drawing = r"
+-[0000:00]---00.0-[01-02]----00.0-[02]--+-00.0  a 10de:20b8
+                                        \-01.0  b 10de:20b8
+";
+    assert!(format!("\n{shown}").starts_with(drawing), "{shown}");
+    assert!(shown.contains("0000:01:00.0  pb: PCIe-to-PCI bridge 1b36:10bf, buses 02, link 32GT/s x16\n"), "{shown}");
+}
+
+#[test]
 fn the_long_form_lists_every_number() {
     let plan = nested().plan(&roomy()).unwrap();
     let shown = Tree { plan: &plan, label: &label, verbose: true }.to_string();
