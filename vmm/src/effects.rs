@@ -14,6 +14,7 @@ use log::Level;
 use pci::bar::{BarIndex, Size};
 use pci::effect::Effect;
 use pci::function::{BarPiece, FunctionId, Shared};
+use pci::mirror::Mirror;
 
 use crate::address_space::{AddressSpace, Answer};
 use crate::kvm::Slots;
@@ -108,8 +109,16 @@ impl Mapper {
         self.endpoints.insert(id, endpoint);
     }
 
+    /// The mirror of a function that comes to `at` in ECAM, if there are mirrors and one to spare.
+    pub fn mirror(&mut self, at: u64, id: FunctionId) -> Option<Arc<dyn Mirror>> {
+        self.mirrors.as_mut()?.add(at, id)
+    }
+
     /// Forgets an endpoint and everything that is mapped of it.
     pub fn remove(&mut self, id: FunctionId) {
+        if let Some(mirrors) = &mut self.mirrors {
+            mirrors.remove(id, &mut self.slots);
+        }
         for bar in 0..6 {
             self.unmap((id, bar));
             self.counts.remove(&(id, bar));

@@ -5,6 +5,7 @@
 //! guest has taken note, or after a deadline.
 
 use std::collections::BTreeMap;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use api::config::{DeviceConfig, DeviceKind, VmConfig};
@@ -78,10 +79,16 @@ impl HotPlug {
         let made = machine.factory().make(&order)?;
         machine.factory().attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
         let domain = machine.factory().domain();
-        let newcomer =
-            Newcomer { id, name: name.clone(), at: Devfn::ZERO, function: Shared::clone(&made.function), mirrored: false };
+        let function = Shared::clone(&made.function);
+        let shown_at = machine.pci().ecam_address(port.below);
         machine.pci().change(|tree| {
             tree.mapper.set_domain(domain);
+            let mirror = shown_at.and_then(|at| tree.mapper.mirror(at, id));
+            let mirrored = mirror.is_some_and(|mirror| {
+                let mut function = function.lock().unwrap_or_else(PoisonError::into_inner);
+                function.mirror(&mirror)
+            });
+            let newcomer = Newcomer { id, name: name.clone(), at: Devfn::ZERO, function, mirrored };
             tree.mapper.add(id, made);
             let plugged = tree.hierarchy.plug(port.id, vec![newcomer], &mut tree.effects);
             if plugged.is_err() {

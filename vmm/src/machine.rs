@@ -109,7 +109,7 @@ impl Machine {
             mapper.add(id, endpoint);
         }
         if config.pcie.mirror && vm.has_read_only_memory() {
-            let mirrors = Mirrors::new(plan.ecam_addresses())?;
+            let mirrors = Mirrors::new(plan.ecam_addresses(), plan.hot_plug_ports())?;
             hierarchy.mirror(|id| mirrors.page(id));
             mapper.set_mirrors(mirrors);
         }

@@ -19,13 +19,16 @@ use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 use crate::kvm::Slots;
 
 /// Bytes of a function's configuration space, and of its page.
-pub const PAGE: u64 = 4096;
+const PAGE: u64 = 4096;
+const PAGE_LEN: usize = 4096;
 
 /// The pages of a machine's functions, and which of them the guest has.
 pub struct Mirrors {
     pages: Arc<MmapRegion>,
-    /// By address in ECAM; the page's number is the place in this order.
-    functions: BTreeMap<u64, FunctionId>,
+    /// By address in ECAM, with the number of the page.
+    functions: BTreeMap<u64, (FunctionId, usize)>,
+    /// Pages for functions to come.
+    spare: Vec<usize>,
     in_place: BTreeSet<FunctionId>,
     slots: BTreeMap<u64, (u64, u32)>,
     /// A guest renumbers buses as often as it likes.
@@ -33,14 +36,19 @@ pub struct Mirrors {
 }
 
 impl Mirrors {
-    /// One page for each function, given with its address in ECAM. Pages that nothing is stored in take no memory.
-    pub fn new(functions: BTreeMap<u64, FunctionId>) -> Result<Self, MirrorsError> {
-        let count = functions.len();
-        let len = count.max(1).saturating_mul(usize::try_from(PAGE).unwrap_or(usize::MAX));
+    /// One page for each function, given with its address in ECAM, and `spare` ones for functions to come. Pages that nothing
+    /// is stored in take no memory.
+    pub fn new(functions: BTreeMap<u64, FunctionId>, spare: usize) -> Result<Self, MirrorsError> {
+        let count = functions.len().saturating_add(spare);
+        let len = count.max(1).saturating_mul(PAGE_LEN);
         let pages = MmapRegion::new(len).map_err(|error| MirrorsError { count, source: io::Error::other(error) })?;
+        let spare = (functions.len()..count).rev().collect();
+        // In the order of addresses, so that neighbours have neighbouring pages.
+        let functions = functions.into_iter().zip(0..).map(|((at, function), page)| (at, (function, page))).collect();
         Ok(Self {
             pages: Arc::new(pages),
             functions,
+            spare,
             in_place: BTreeSet::new(),
             slots: BTreeMap::new(),
             complaints: Complaints::default(),
@@ -50,9 +58,26 @@ impl Mirrors {
     /// The mirror of `function`; `None` if it has no page.
     #[must_use]
     pub fn page(&self, function: FunctionId) -> Option<Arc<dyn Mirror>> {
-        let index = self.functions.values().position(|id| *id == function)?;
-        let at = index.saturating_mul(usize::try_from(PAGE).unwrap_or(usize::MAX));
-        Some(Arc::new(Page { pages: Arc::clone(&self.pages), at }))
+        let (_, page) = self.functions.values().find(|(id, _)| *id == function)?;
+        Some(Arc::new(Page { pages: Arc::clone(&self.pages), at: page.saturating_mul(PAGE_LEN) }))
+    }
+
+    /// Gives a page to a function that comes to `at` in ECAM. `None` when there is none to spare, or the place is taken.
+    pub fn add(&mut self, at: u64, function: FunctionId) -> Option<Arc<dyn Mirror>> {
+        if self.functions.contains_key(&at) {
+            return None;
+        }
+        let page = self.spare.pop()?;
+        self.functions.insert(at, (function, page));
+        self.page(function)
+    }
+
+    /// Takes the page of a function back that has left. Its slot goes first.
+    pub fn remove(&mut self, function: FunctionId, slots: &mut Slots) {
+        self.place(function, false);
+        self.settle(slots);
+        let gone = self.functions.extract_if(.., |_, (id, _)| *id == function);
+        self.spare.extend(gone.map(|(_, (_, page))| page));
     }
 
     /// Takes note that the page of `function` is, or is no more, where reads reach the function.
@@ -95,14 +120,15 @@ impl Mirrors {
     fn runs(&self) -> BTreeMap<u64, (u64, u64)> {
         let mut runs: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         let base = self.pages.as_ptr().expose_provenance() as u64;
-        for ((at, function), index) in self.functions.iter().zip(0u64..) {
+        for (at, (function, page)) in &self.functions {
             if !self.in_place.contains(function) {
                 continue;
             }
+            let host = base + *page as u64 * PAGE;
             match runs.last_entry() {
-                Some(mut run) if run.key() + run.get().0 == *at => run.get_mut().0 += PAGE,
+                Some(mut run) if run.key() + run.get().0 == *at && run.get().1 + run.get().0 == host => run.get_mut().0 += PAGE,
                 _ => {
-                    runs.insert(*at, (PAGE, base + index * PAGE));
+                    runs.insert(*at, (PAGE, host));
                 }
             }
         }
@@ -147,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_page_takes_dwords_and_single_bytes() {
-        let mirrors = Mirrors::new(BTreeMap::from([(0, FunctionId(7)), (PAGE, FunctionId(3))])).unwrap();
+        let mirrors = Mirrors::new(BTreeMap::from([(0, FunctionId(7)), (PAGE, FunctionId(3))]), 0).unwrap();
         let page = mirrors.page(FunctionId(3)).unwrap();
         page.store(Reg::containing(4), Lanes::ALL, 0x0010_0006);
         page.store(Reg::containing(4), Lanes::new(2, 1), 0xFF18_FFFF);
@@ -159,7 +185,7 @@ mod tests {
     #[test]
     fn neighbours_share_a_run_and_a_page_that_leaves_splits_it() {
         let functions = (0..4).map(|n| (0x1000 * u64::from(n), FunctionId(n))).chain([(0x8000, FunctionId(9))]);
-        let mut mirrors = Mirrors::new(functions.collect()).unwrap();
+        let mut mirrors = Mirrors::new(functions.collect(), 1).unwrap();
         let lengths = |mirrors: &Mirrors| mirrors.runs().iter().map(|(at, (len, _))| (*at, *len)).collect::<Vec<_>>();
         assert_eq!(lengths(&mirrors), []);
         for id in [0, 1, 2, 3, 9] {
@@ -168,5 +194,10 @@ mod tests {
         assert_eq!(lengths(&mirrors), [(0, 0x4000), (0x8000, 0x1000)]);
         mirrors.place(FunctionId(1), false);
         assert_eq!(lengths(&mirrors), [(0, 0x1000), (0x2000, 0x2000), (0x8000, 0x1000)]);
+        assert!(mirrors.add(0x2000, FunctionId(10)).is_none(), "the place is taken");
+        assert!(mirrors.add(0x4000, FunctionId(10)).is_some());
+        assert!(mirrors.add(0x5000, FunctionId(11)).is_none(), "no page is left");
+        mirrors.place(FunctionId(10), true);
+        assert!(lengths(&mirrors).contains(&(0x4000, 0x1000)), "its page lies elsewhere");
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arch::memory_map::Ecam;
 use devices::legacy::ResetControl;
+use pci::address::Sbdf;
 use pci::cf8::AddressLatch;
 use pci::ecam;
 use pci::effect::Effect;
@@ -65,6 +66,14 @@ impl PciBus {
         let window = self.windows.iter().find(|window| window.range.contains(at))?;
         let end = at.checked_add(u64::try_from(len).ok()?)?;
         (end <= window.range.end).then(|| (window.segment, at - window.range.start))
+    }
+
+    /// Where the configuration space of `at` lies in guest-physical memory.
+    #[must_use]
+    pub fn ecam_address(&self, at: Sbdf) -> Option<u64> {
+        let window = self.windows.iter().find(|window| window.segment == at.segment)?;
+        let address = window.range.start + (u64::from(at.bdf.requester_id()) << 12);
+        window.range.contains(address).then_some(address)
     }
 
     /// Reads 1 to 8 bytes.

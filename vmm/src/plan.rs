@@ -6,7 +6,7 @@ use arch::memory_map::{AMD_HYPERTRANSPORT, MemoryMap, MemoryMapError, MemoryMapR
 use arch::x86_64::acpi::{Node, PrtEntry, RootBridge};
 
 use pci::function::FunctionId;
-use pci::topology::{Apertures, Parent, Plan, PlanError, PlannedFunction, PlannedRootComplex, Topology, Window};
+use pci::topology::{Apertures, Parent, Plan, PlanError, PlannedFunction, PlannedKind, PlannedRootComplex, Topology, Window};
 use thiserror::Error;
 
 /// What planning depends on beside the topology.
@@ -75,6 +75,13 @@ impl MachinePlan {
             Some((window.range.start + (u64::from(function.at.bdf.requester_id()) << 12), function.id))
         };
         self.pci.functions.iter().filter_map(address).collect()
+    }
+
+    /// How many ports take devices while the guest runs.
+    #[must_use]
+    pub fn hot_plug_ports(&self) -> usize {
+        let hot = |function: &&PlannedFunction| matches!(&function.kind, PlannedKind::Port(port) if port.spec.hotplug.is_some());
+        self.pci.functions.iter().filter(hot).count()
     }
 
     /// Memory nodes, when a root complex names one: all RAM and all processors belong to node 0.

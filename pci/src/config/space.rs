@@ -154,8 +154,9 @@ impl ConfigSpace {
 
     /// Shows every register in `mirror` from this point on, but for the bytes in `foreign`, which somebody else owns.
     pub fn mirror(&mut self, mirror: Arc<dyn Mirror>, foreign: Vec<(Reg, Lanes)>) {
-        self.mirror = Some(Shown { mirror, foreign });
-        self.show_all();
+        let shown = Shown { mirror, foreign };
+        Reg::all().for_each(|reg| shown.store(reg, self.read(reg)));
+        self.mirror = Some(shown);
     }
 
     /// Shows ones in every byte, whoever owns it, and nothing that changes later.

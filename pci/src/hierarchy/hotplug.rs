@@ -62,6 +62,8 @@ pub struct PortInfo {
     pub windows: Windows,
     /// What its link registers show when a device is there.
     pub link: Link,
+    /// Device 0 on the bus that the plan gives it: where a mirror of a newcomer lies.
+    pub below: Sbdf,
 }
 
 impl PortInfo {
@@ -248,6 +250,7 @@ impl Hierarchy {
             requested: slot.is_some_and(Slot::requested),
             windows: usable(port),
             link: port.planned().spec.link,
+            below: Sbdf { bdf: Bdf::new(port.planned().buses.secondary, Devfn::ZERO), ..node.planned_at },
         }
     }
 
