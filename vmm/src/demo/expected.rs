@@ -141,7 +141,7 @@ fn of_port(function: &PlannedFunction, port: &PlannedPort) -> Vec<String> {
         standard,
         extended: if below {
             vec!["aer", "acs"]
-        } else if bridge {
+        } else if to_pci {
             Vec::new()
         } else {
             vec!["aer"]
