@@ -92,7 +92,10 @@ impl Client {
         if (200..300).contains(&status) {
             return value.map_err(|error| unusable(&error.to_string()));
         }
-        let texts = |value: Value| Some(value.as_array()?.iter().filter_map(|text| Some(text.as_str()?.to_owned())).collect());
+        // Some causes open with the name themselves, for clients that show nothing else.
+        let called = format!("{name}: ");
+        let bare = |text: &Value| text.as_str().map(|text| text.strip_prefix(&called).unwrap_or(text).to_owned());
+        let texts = |value: Value| Some(value.as_array()?.iter().filter_map(bare).collect());
         let causes = value.ok().flatten().and_then(texts).unwrap_or_default();
         Err(ClientError::Refused { name: name.to_owned(), status, causes: Causes(causes) })
     }
@@ -204,6 +207,8 @@ mod tests {
         let error = answered_with(&["HTTP/1.1 405 \r\nContent-Length: 9\r\n\r\n[\"a\",\"b\"]"]).unwrap_err();
         assert!(matches!(&error, ClientError::Refused { status: 405, .. }));
         assert_eq!(error.to_string(), "vm.boot: a: b");
+        let error = answered_with(&["HTTP/1.1 501 \r\nContent-Length: 15\r\n\r\n[\"vm.boot: no\"]"]).unwrap_err();
+        assert_eq!(error.to_string(), "vm.boot: no", "the name is said once");
         let error = answered_with(&["HTTP/1.1 500 \r\nContent-Length: 0\r\n\r\n"]).unwrap_err();
         assert_eq!(error.to_string(), "vm.boot: no reason is given");
     }
