@@ -136,12 +136,12 @@ impl<'a, 's> Session<'a, 's> {
 
     /// Nothing can be resized; a request for what is there already is met.
     fn resize(&self, to: Resize) -> Result<(), ApiError> {
-        let (cpus, ram) = (self.config.cpus.count, self.config.memory.size.bytes());
-        let same = to.cpus.is_none_or(|wanted| wanted == cpus) && to.ram.is_none_or(|wanted| wanted == ram);
+        let (cpus, ram) = (self.config.cpus.count, self.config.memory.size);
+        let same = to.cpus.is_none_or(|wanted| wanted == cpus) && to.ram.is_none_or(|wanted| wanted == ram.bytes());
         if same && to.balloon.is_none_or(|wanted| wanted == 0) {
             return Ok(());
         }
-        let what = format!("processors and memory are fixed at the start: {cpus} processors and {ram} bytes");
+        let what = format!("a machine keeps what it was started with: --cpus {cpus} --memory {ram}");
         Err(ApiError::new(ErrorKind::Unsupported, what))
     }
 }

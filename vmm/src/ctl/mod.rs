@@ -21,6 +21,8 @@ pub mod exit_code {
 
 /// Largest body that the API reads.
 const LARGEST: u64 = 4 << 20;
+/// In place of a file.
+const STANDARD_INPUT: &str = "-";
 
 /// `banyan ctl`.
 pub fn run(options: &CtlOptions, out: &mut dyn Write) -> Result<(), CtlError> {
@@ -65,11 +67,16 @@ fn call(command: &CtlCommand) -> Result<(Verb, &'static str, Option<Value>), Ctl
     })
 }
 
+/// What a person calls the file; `-` is standard input.
+fn source_name(path: &Path) -> String {
+    if path == Path::new(STANDARD_INPUT) { "standard input".to_owned() } else { path.display().to_string() }
+}
+
 /// A body from a file.
 fn read(path: &Path) -> Result<Value, CtlError> {
     let failed = |source| CtlError::Read { path: path.to_owned(), source };
     let mut text = Vec::new();
-    if path == Path::new("-") {
+    if path == Path::new(STANDARD_INPUT) {
         io::stdin().take(LARGEST).read_to_end(&mut text).map_err(failed)?;
     } else {
         File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut text)).map_err(failed)?;
@@ -84,7 +91,7 @@ pub enum CtlError {
     #[error(transparent)]
     Client(#[from] ClientError),
     /// No body.
-    #[error("{path} cannot be read", path = path.display())]
+    #[error("{} cannot be read", source_name(path))]
     Read {
         /// The file.
         path: PathBuf,
@@ -93,7 +100,7 @@ pub enum CtlError {
         source: io::Error,
     },
     /// A body that is none.
-    #[error("{path} is no JSON", path = path.display())]
+    #[error("{} is no JSON; it must hold one body of vm.create", source_name(path))]
     Json {
         /// The file.
         path: PathBuf,
