@@ -241,11 +241,12 @@ struct RunArguments {
     /// A host function that is bound to vfio-pci:
     ///   path=PATH            address, or folder in /sys/bus/pci/devices;
     ///                        a bare PATH is enough
-    ///   id=NAME              name in trees and messages [default: vfio0, ...]
+    ///   id=NAME              name in trees and texts [default: vfio0, ...]
     ///   clique=0..15         NVIDIA peer-to-peer clique: devices of one
     ///                        may reach each other
     ///   clique_any_vendor=on show it on any device, not only NVIDIA GPUs
-    ///   on=NAME              port of the topology file that it hangs on
+    ///   on=NAME              port that it hangs on, of the topology file or
+    ///                        of --pcie; `--dry-run -v` shows the names
     ///   device=N, function=N number on that bus: 0 to 31, 0 to 7
     ///
     /// An emulated endpoint has the keys from id on, and these:
@@ -272,16 +273,21 @@ struct RunArguments {
     ///   topology=flat        all devices on the root bus
     ///   cf8=auto|on|off      configuration access by port 0xCF8 too
     ///                        [default: auto, on with firmware only]
-    ///   mirror=on|off        configuration reads of emulated functions come from
-    ///                        memory, without an exit [default: on]
-    ///   root-ports=N         this many root ports more, without devices
-    ///   switch-ports=N       a switch with this many ports without devices;
-    ///                        switches=M makes M of them
-    ///   hot-plug=KIND        which of these take devices while the guest runs:
-    ///                        auto (all), root-port, switch-port or no-port
+    ///   mirror=on|off        configuration reads of emulated functions come
+    ///                        from memory, without an exit [default: on]
+    ///   root-ports=N         this many root ports more, without devices:
+    ///                        port0, port1, ...
+    ///   switch-ports=N       a switch with this many ports without devices:
+    ///                        switch0-port0, ...; switches=M makes M of them
+    ///   hot-plug=KIND        which of these take devices while the guest
+    ///                        runs (see `banyan ctl --help`): auto (all),
+    ///                        root-port, switch-port or no-port
     ///   hotplug-mem=SIZE     what each keeps for a device above 4 GiB, and
     ///   hotplug-mem32=SIZE   below [default: what there is room for]
-    ///   removal=HOW          surprise, orderly or button [default: surprise]
+    ///   removal=HOW          when devices leave them: surprise (at once),
+    ///                        orderly (once the guest has switched the slot
+    ///                        off) or button (as orderly, an attention button
+    ///                        asks the guest to do so) [default: surprise]
     #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>, help_heading = PCIE, verbatim_doc_comment)]
     pcie: Option<PcieConfig>,
 
@@ -312,7 +318,7 @@ struct RunArguments {
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, help_heading = RUN)]
     api_socket: Option<PathBuf>,
 
-    /// Print the number of exits of each kind at the end
+    /// Print the number of exits of each kind at the end, on standard error
     #[arg(long, help_heading = RUN)]
     counters: bool,
 
@@ -343,7 +349,9 @@ const OVERVIEW: &str = "\
 Examples:
   banyan demo
   banyan run --kernel vmlinuz --initramfs initrd.img --cmdline console=ttyS0 --memory 2G \\
-      --device 0000:03:00.0 --pcie topology=host";
+      --device 0000:03:00.0 --pcie topology=host
+
+Each command has its own --help, with every key, default, exit code and examples.";
 
 const RUN_NOTES: &str = "\
 Values:

@@ -37,6 +37,9 @@ pub enum CtlCommand {
     /// Print counters, such as exits by kind
     Counters,
     /// Create a machine from a file with the JSON body of vm.create
+    ///
+    /// For a process that was started as `banyan --api-socket PATH`; `boot` then starts it. The body is that of Cloud
+    /// Hypervisor's API. The smallest one: {"payload":{"kernel":"vmlinuz","cmdline":"console=ttyS0"}}
     Create {
         /// The file; - reads standard input
         #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -50,7 +53,7 @@ pub enum CtlCommand {
     Resume,
     /// Reset the machine
     Reboot,
-    /// Press the power button
+    /// Press the power button (refused: no machine has one)
     PowerButton,
     /// End the guest and keep the machine, to be booted again
     Stop,
@@ -61,25 +64,28 @@ pub enum CtlCommand {
     /// Add a device: a function of the host or a stub
     ///
     /// DEVICE is written as for `banyan run --device`: an address such as 0000:03:00.0 or the word stub, and keys such as id,
-    /// on=PORT and clique.
+    /// on=PORT and clique. Without on it goes to the first free hot-plug port with room for its BARs; `list` shows the ports. A
+    /// machine has such ports if it was started with `--pcie root-ports=N` or `switch-ports=N`. A reset takes added devices away.
     AddDevice {
         /// The device, as for `banyan run --device`
         #[arg(value_name = "DEVICE", value_parser = boxed::<DeviceConfig>)]
         device: Box<DeviceConfig>,
     },
-    /// Add a disk
+    /// Add a disk (refused: disks are there from the start)
     AddDisk {
         /// The disk, as for `banyan run --disk`
         #[arg(value_name = "DISK", value_parser = boxed::<DiskConfig>)]
         disk: Box<DiskConfig>,
     },
-    /// Remove a device, once the guest has let it go
+    /// Remove a device from its hot-plug port
+    ///
+    /// When it leaves, `banyan run --pcie removal=HOW` decides: at once, or once the guest has let it go, at most 30 seconds later.
     RemoveDevice {
         /// Its name, as `list` shows it
         #[arg(value_name = "ID")]
         id: String,
     },
-    /// Change the number of processors or the amount of memory
+    /// Change processors or memory (refused: a machine keeps what it has)
     #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
     Resize {
         /// Processors in all
@@ -104,7 +110,13 @@ Exit codes:
   3  nobody answers at the socket
 
 Examples:
-  banyan ctl --api-socket /run/vm.sock list
-  banyan ctl --api-socket /run/vm.sock add-device 0000:03:00.0,id=gpu0,on=rp1
-  banyan ctl --api-socket /run/vm.sock remove-device gpu0
-  banyan ctl --api-socket /run/vm.sock --json info";
+  A machine with two ports for devices that come later, and one that comes:
+    banyan run --kernel vmlinuz --initramfs initrd.img \\
+        --cmdline console=ttyS0 --pcie root-ports=2 --api-socket /run/vm.sock
+    banyan ctl --api-socket /run/vm.sock add-device 0000:03:00.0,id=gpu0
+    banyan ctl --api-socket /run/vm.sock list
+    banyan ctl --api-socket /run/vm.sock remove-device gpu0
+
+  For programs:
+    banyan ctl --api-socket /run/vm.sock --json info
+    curl --unix-socket /run/vm.sock http://localhost/api/v1/vm.info";
