@@ -17,8 +17,10 @@ use clap_complete::Shell;
 use thiserror::Error;
 
 mod ctl;
+mod topology;
 
 pub use ctl::{CtlCommand, CtlOptions};
+pub use topology::{TopologyCommand, TopologyOptions};
 
 /// What the user wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub enum Action {
     },
     /// `banyan ctl`.
     Ctl(Box<CtlOptions>),
+    /// `banyan topology`.
+    Topology(Box<TopologyOptions>),
     /// `banyan demo`.
     Demo(DemoOptions),
     /// `banyan completions`.
@@ -62,6 +66,8 @@ pub struct RunOptions {
     pub log: LogConfig,
     /// Where the API is served.
     pub api_socket: Option<PathBuf>,
+    /// With `dry_run`: a recorded host that stands for this one.
+    pub host: Option<PathBuf>,
 }
 
 /// How the demonstration is run.
@@ -82,6 +88,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, Cl
             Ok(Action::Demo(DemoOptions { verbose: demo.verbose, log: demo.log.unwrap_or_default() }))
         }
         (Some(Command::Ctl(ctl)), _) => Ok(Action::Ctl(ctl)),
+        (Some(Command::Topology(topology)), _) => Ok(Action::Topology(topology)),
         (Some(Command::Completions { shell }), _) => Ok(Action::Completions(shell)),
         (None, Some(socket)) => {
             let level = match cli.serve.verbose {
@@ -142,6 +149,9 @@ enum Command {
     /// Ask something of a process that runs, or have it change its machine
     #[command(after_long_help = ctl::NOTES)]
     Ctl(Box<CtlOptions>),
+    /// Show a host's hierarchy, or what a guest of it would see
+    #[command(after_long_help = topology::NOTES)]
+    Topology(Box<TopologyOptions>),
     /// Show a replicated topology on any machine with /dev/kvm, and check it
     ///
     /// Boots a small built-in guest on an emulated host of two GPU and network cards behind nested switches. The guest finds
@@ -310,6 +320,10 @@ struct RunArguments {
     #[arg(short, long, help_heading = RUN, requires = "dry_run")]
     verbose: bool,
 
+    /// With --dry-run: a file of `banyan topology record` in place of this host
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = RUN, requires = "dry_run")]
+    host: Option<PathBuf>,
+
     /// A reset by the guest ends the process (exit code 4) instead of starting it again
     #[arg(long, help_heading = RUN)]
     no_reboot: bool,
@@ -420,6 +434,7 @@ impl RunArguments {
             time_limit: None,
             log: self.log.unwrap_or_default(),
             api_socket: self.api_socket,
+            host: self.host,
         };
         Ok(Action::Run { config: Box::new(config), options })
     }

@@ -33,4 +33,5 @@ pub mod signals;
 pub mod slot_events;
 pub mod spec;
 pub mod terminal;
+pub mod topology;
 pub mod vcpu;

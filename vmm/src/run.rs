@@ -14,6 +14,7 @@ use thiserror::Error;
 use crate::boot::{Firmware, FirmwareError};
 use crate::cli::RunOptions;
 use crate::driver::{DriverError, End};
+use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::{self, HostError};
 use crate::kvm::{KvmError, Vm};
 use crate::logger;
@@ -42,8 +43,7 @@ pub mod exit_code {
 pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     start_log(&options.log)?;
     if options.dry_run {
-        let host = host::look(config)?;
-        return dry_run(config, &spec::spec(config, &host)?, options.verbose);
+        return dry_run(config, options);
     }
     let (guest, vm) = Guest::prepare(config)?;
     Ok(exit_code(guest.run(vm, options, None)?))
@@ -86,14 +86,36 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// Prints the planned hierarchy.
-fn dry_run(config: &VmConfig, spec: &Spec, verbose: bool) -> Result<u8, RunError> {
+/// Plans without a machine, for physical addresses of `address_bits`, by default this processor's.
+pub fn plan_only(config: &VmConfig, spec: &Spec, address_bits: Option<u8>) -> Result<MachinePlan, RunError> {
     let host = match Vm::new() {
         Ok(vm) => vm.supported_cpuid()?,
         // A plan needs the address width only, which the processor tells as well.
         Err(_) => CpuId::from_entries(&host_leaves()).map_err(|_| RunError::Cpuid)?,
     };
-    let plan = plan_machine(config, spec, host.as_slice())?;
+    let mut limits = limits(config, host.as_slice())?;
+    if let Some(bits) = address_bits {
+        limits.address_bits = bits.min(config.max_physical_bits.unwrap_or(u8::MAX));
+    }
+    Ok(plan::plan(&spec.topology, &limits)?)
+}
+
+/// Width of this processor's physical addresses.
+#[must_use]
+pub fn address_bits() -> u8 {
+    cpuid::physical_address_bits(&host_leaves())
+}
+
+/// Prints the planned hierarchy.
+fn dry_run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
+    let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?;
+    let host = match &recorded {
+        Some(recorded) => host::look_in(&recorded.tree, config)?,
+        None => host::look(config)?,
+    };
+    let spec = &spec::spec(config, &host)?;
+    let plan = plan_only(config, spec, recorded.map(|recorded| recorded.address_bits))?;
+    let verbose = options.verbose;
     let tree = Tree { plan: &plan.pci, label: &|function| spec.label(function), verbose };
     let mut out = io::stdout().lock();
     let memory = if verbose { format!("{}\n", plan.map) } else { String::new() };
@@ -106,23 +128,27 @@ fn dry_run(config: &VmConfig, spec: &Spec, verbose: bool) -> Result<u8, RunError
     }
 }
 
-fn notes(spec: &Spec, plan: &MachinePlan) -> impl Iterator<Item = String> {
+/// What a user should know of a plan.
+pub fn notes(spec: &Spec, plan: &MachinePlan) -> impl Iterator<Item = String> {
     spec.notes.iter().cloned().chain(plan.pci.notes.iter().map(ToString::to_string))
 }
 
 /// Plans with the host's address width.
 pub fn plan_machine(config: &VmConfig, spec: &Spec, host: &[kvm_bindings::kvm_cpuid_entry2]) -> Result<MachinePlan, RunError> {
+    Ok(plan::plan(&spec.topology, &limits(config, host)?)?)
+}
+
+fn limits(config: &VmConfig, host: &[kvm_bindings::kvm_cpuid_entry2]) -> Result<Limits, RunError> {
     let firmware = match &config.payload {
         Some(api::config::Payload::Firmware(path)) => Firmware::read(path)?.bytes.len() as u64,
         _ => 0,
     };
-    let limits = Limits {
+    Ok(Limits {
         ram: config.memory.size.bytes(),
         address_bits: cpuid::physical_address_bits(host).min(config.max_physical_bits.unwrap_or(u8::MAX)),
         amd: host.iter().any(|leaf| leaf.function == 0 && leaf.ecx == u32::from_le_bytes(*b"cAMD")),
         firmware,
-    };
-    Ok(plan::plan(&spec.topology, &limits)?)
+    })
 }
 
 fn host_leaves() -> Vec<kvm_bindings::kvm_cpuid_entry2> {
@@ -185,6 +211,9 @@ pub enum RunError {
     /// The host's devices.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// A host from a file.
+    #[error(transparent)]
+    Recorded(#[from] RecordedError),
     /// The configuration.
     #[error(transparent)]
     Spec(#[from] SpecError),

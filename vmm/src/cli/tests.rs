@@ -56,7 +56,16 @@ fn every_flag_reaches_the_configuration() {
     let log = LogConfig { level: LogLevel::Debug, file: Some("l".into()) };
     assert_eq!(
         options,
-        RunOptions { dry_run: false, verbose: false, counters: true, no_reboot: true, time_limit: None, log, api_socket: None }
+        RunOptions {
+            dry_run: false,
+            verbose: false,
+            counters: true,
+            no_reboot: true,
+            time_limit: None,
+            log,
+            api_socket: None,
+            host: None
+        }
     );
     assert!(config.debug_exit);
 }

@@ -43,9 +43,8 @@ impl fmt::Display for CheckWarning {
     }
 }
 
-/// Checks `wanted` against what the host has; returns what is worth a warning.
-pub fn check(tree: &HostTree, wanted: &[Wanted]) -> Result<Vec<CheckWarning>, CheckError> {
-    let mut warnings = Vec::new();
+/// Checks that `wanted` are different endpoints that the host has.
+pub fn check_present(tree: &HostTree, wanted: &[Wanted]) -> Result<(), CheckError> {
     for (index, device) in wanted.iter().enumerate() {
         if let Some(first) = wanted.iter().take(index).find(|other| other.at == device.at) {
             return Err(CheckError::Twice { first: first.name.clone(), second: device.name.clone(), at: device.at });
@@ -57,6 +56,17 @@ pub fn check(tree: &HostTree, wanted: &[Wanted]) -> Result<Vec<CheckWarning>, Ch
         if node.kind != HostKind::Endpoint || node.ids.class.is_topology_bridge() {
             return Err(CheckError::Bridge { name, at });
         }
+    }
+    Ok(())
+}
+
+/// Checks whether the host can give `wanted` to a guest; returns what is worth a warning.
+pub fn check(tree: &HostTree, wanted: &[Wanted]) -> Result<Vec<CheckWarning>, CheckError> {
+    check_present(tree, wanted)?;
+    let mut warnings = Vec::new();
+    for device in wanted {
+        let (name, at) = (device.name.clone(), device.at);
+        let node = tree.get(at).ok_or_else(|| CheckError::Absent { name: name.clone(), at })?;
         let Some(group) = node.group else {
             return Err(CheckError::NoGroup { name, at });
         };

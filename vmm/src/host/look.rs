@@ -6,9 +6,10 @@ use api::config::{DeviceKind, VmConfig};
 use pci::topology::EndpointSpec;
 use thiserror::Error;
 
-use super::check::{CheckError, Wanted, check, check_memlock};
+use super::check::{CheckError, Wanted, check, check_memlock, check_present};
 use super::limits::memlock;
 use super::scan::{ScanError, resolve, scan};
+use super::tree::HostTree;
 use crate::spec::{self, Host};
 
 /// Where sysfs is.
@@ -19,14 +20,15 @@ pub fn look(config: &VmConfig) -> Result<Host, HostError> {
     look_below(Path::new(SYSFS), config)
 }
 
+/// What a host that is data has for this guest. Drivers, groups and limits are not judged: nothing is to be opened.
+pub fn look_in(tree: &HostTree, config: &VmConfig) -> Result<Host, HostError> {
+    let wanted = wanted(config)?;
+    check_present(tree, &wanted)?;
+    Ok(host(tree.clone(), wanted))
+}
+
 fn look_below(sysfs: &Path, config: &VmConfig) -> Result<Host, HostError> {
-    let mut wanted = Vec::new();
-    for (name, device) in spec::names(config) {
-        if let DeviceKind::Vfio(vfio) = &device.kind {
-            let at = resolve(&vfio.path.to_string_lossy()).map_err(|source| HostError::Device { name: name.clone(), source })?;
-            wanted.push(Wanted { name, at });
-        }
-    }
+    let wanted = wanted(config)?;
     if wanted.is_empty() {
         return Ok(Host::default());
     }
@@ -37,13 +39,28 @@ fn look_below(sysfs: &Path, config: &VmConfig) -> Result<Host, HostError> {
     }
     let limits = memlock();
     check_memlock(limits.limit, config.memory.size.bytes(), limits.capable)?;
-    let endpoints = addresses.iter().filter_map(|at| {
-        let node = tree.get(*at)?;
-        Some((*at, EndpointSpec { ids: node.ids, bars: node.bars, interrupt_pin: node.interrupt_pin }))
+    Ok(host(tree, wanted))
+}
+
+fn wanted(config: &VmConfig) -> Result<Vec<Wanted>, HostError> {
+    let mut wanted = Vec::new();
+    for (name, device) in spec::names(config) {
+        if let DeviceKind::Vfio(vfio) = &device.kind {
+            let at = resolve(&vfio.path.to_string_lossy()).map_err(|source| HostError::Device { name: name.clone(), source })?;
+            wanted.push(Wanted { name, at });
+        }
+    }
+    Ok(wanted)
+}
+
+fn host(tree: HostTree, wanted: Vec<Wanted>) -> Host {
+    let endpoints = wanted.iter().filter_map(|device| {
+        let node = tree.get(device.at)?;
+        Some((device.at, EndpointSpec { ids: node.ids, bars: node.bars, interrupt_pin: node.interrupt_pin }))
     });
     let endpoints = endpoints.collect();
     let wanted = wanted.into_iter().map(|device| (device.name, device.at)).collect();
-    Ok(Host { tree, wanted, endpoints })
+    Host { tree, wanted, endpoints }
 }
 
 /// A host that cannot give what is wanted.

@@ -1,14 +1,15 @@
 //! What the host has: its hierarchy around the wanted devices ([`tree`]), read from sysfs ([`scan`]), judged before
-//! anything is opened ([`check`]), and the limits of this process ([`limits`]).
+//! anything is opened ([`check`]), kept in files ([`recorded`]), and the limits of this process ([`limits`]).
 
 pub mod bars;
 pub mod check;
 pub mod limits;
 pub mod look;
+pub mod recorded;
 pub mod scan;
 pub mod tree;
 
-pub use look::{HostError, SYSFS, look};
+pub use look::{HostError, SYSFS, look, look_in};
 
 #[cfg(test)]
 pub(crate) mod fake;

@@ -32,6 +32,19 @@ pub fn resolve(text: &str) -> Result<HostBdf, ScanError> {
     name.parse().map_err(|_| ScanError::Path { path: text.into() })
 }
 
+/// Looks at every function of the host.
+pub fn scan_all(sysfs: &Path) -> Result<HostTree, ScanError> {
+    let path = sysfs.join("bus/pci/devices");
+    let entries = match fs::read_dir(&path) {
+        Ok(entries) => entries,
+        // A machine without PCI.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && sysfs.join("bus").exists() => return Ok(HostTree::default()),
+        Err(source) => return Err(ScanError::Read { path, source }),
+    };
+    let devices: Vec<HostBdf> = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    scan(sysfs, &devices)
+}
+
 /// Looks at `devices`, at every bridge above them, at the physical functions of virtual ones and at the members of their
 /// IOMMU groups. Devices that do not exist are left out.
 pub fn scan(sysfs: &Path, devices: &[HostBdf]) -> Result<HostTree, ScanError> {
@@ -48,7 +61,11 @@ pub fn scan(sysfs: &Path, devices: &[HostBdf]) -> Result<HostTree, ScanError> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => return Err(ScanError::Read { path: link, source }),
         };
-        let node = node(&path, at)?;
+        let node = match node(&path, at) {
+            // It left meanwhile.
+            Err(_) if !path.exists() => continue,
+            node => node?,
+        };
         if let HostParent::Bridge(bridge) = node.on {
             wanted.push(bridge);
         }

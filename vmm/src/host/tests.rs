@@ -1,10 +1,12 @@
+use api::config::VmConfig;
 use pci::address::HostBdf;
 use pci::topology::PortKind;
 
 use super::check::{CheckError, CheckWarning, Members, Wanted, assignable, check, check_memlock};
 use super::fake::{DOWNSTREAM, FakeFunction, FakeHost, ROOT_PORT, UPSTREAM};
-use super::scan::{resolve, scan};
+use super::scan::{resolve, scan, scan_all};
 use super::tree::{HostKind, HostParent, HostTree};
+use super::{HostError, look_in};
 
 fn bdf(text: &str) -> HostBdf {
     text.parse().unwrap()
@@ -271,4 +273,26 @@ fn case_c5_a_low_limit_on_locked_memory_is_found_before_any_device_is_opened() {
     assert_eq!(check_memlock(Some(64 << 10), gib, true), Ok(()));
     assert_eq!(check_memlock(Some(gib), gib, false), Ok(()));
     assert_eq!(check_memlock(None, u64::MAX, false), Ok(()));
+}
+
+#[test]
+fn a_plan_for_a_host_that_is_data_looks_at_no_driver_and_no_group() {
+    let host = switch();
+    let bare = FakeFunction { driver: Some("nvidia"), group: None, ..FakeFunction::default() };
+    host.add("pci0000:00/0000:00:02.0", &bare);
+    let tree = scan_all(host.sysfs()).unwrap();
+    let config = |at: &str| VmConfig { devices: vec![format!("{at},id=gpu").parse().unwrap()], ..VmConfig::default() };
+    let found = look_in(&tree, &config("0000:00:02.0")).unwrap();
+    assert_eq!(found.wanted.get("gpu"), Some(&bdf("0000:00:02.0")));
+    assert!(check(&tree, &[wanted("gpu", "0000:00:02.0")]).is_err());
+    assert!(matches!(look_in(&tree, &config("0000:09:00.0")), Err(HostError::Check(CheckError::Absent { .. }))));
+    assert!(matches!(look_in(&tree, &config("0000:01:00.0")), Err(HostError::Check(CheckError::Bridge { .. }))));
+}
+
+#[test]
+fn a_machine_without_pci_has_no_functions() {
+    let empty = tempfile::tempdir().unwrap();
+    assert!(scan_all(empty.path()).is_err());
+    std::fs::create_dir(empty.path().join("bus")).unwrap();
+    assert_eq!(scan_all(empty.path()).unwrap(), HostTree::default());
 }
