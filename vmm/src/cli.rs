@@ -20,7 +20,7 @@ mod ctl;
 mod topology;
 
 pub use ctl::{CtlCommand, CtlOptions};
-pub use topology::{TopologyCommand, TopologyOptions};
+pub use topology::{Format, GuestArguments, TopologyCommand, TopologyOptions};
 
 /// What the user wants.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -173,3 +173,32 @@ fn the_examples_in_the_help_and_the_readme_are_valid() {
         }
     }
 }
+
+fn topology(arguments: &str) -> TopologyCommand {
+    match parsed(&format!("topology {arguments}")) {
+        Ok(Action::Topology(options)) => options.command,
+        other => panic!("{arguments}: {other:?}"),
+    }
+}
+
+#[test]
+fn topology_commands_take_a_recorded_host_and_devices() {
+    assert_eq!(topology("record"), TopologyCommand::Record);
+    assert_eq!(topology("show --host h.json"), TopologyCommand::Show { format: Format::Tree, host: Some("h.json".into()) });
+    let TopologyCommand::Plan { format, guest, devices } =
+        topology("plan --format svg 03:00.0,clique=1 04:00.0 --pcie topology=flat")
+    else {
+        panic!("no plan")
+    };
+    assert_eq!((format, devices.len(), guest.host), (Format::Svg, 2, None));
+    assert_eq!(guest.pcie.map(|pcie| pcie.topology), Some(TopologyPolicy::Flat));
+    assert!(matches!(topology("matrix"), TopologyCommand::Matrix { devices, .. } if devices.is_empty()));
+    assert_eq!(usage_error("topology plan").0, ErrorKind::MissingRequiredArgument);
+    assert_eq!(usage_error("topology show --format png").0, ErrorKind::InvalidValue);
+}
+
+#[test]
+fn a_recorded_host_is_for_dry_runs_only() {
+    assert_eq!(run("--dry-run --host h.json").1.host, Some("h.json".into()));
+    assert_eq!(usage_error("run --kernel k --host h.json").0, ErrorKind::MissingRequiredArgument);
+}

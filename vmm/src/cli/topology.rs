@@ -1,6 +1,11 @@
 //! `banyan topology`: what a person can ask about a hierarchy that no guest has yet.
 
-use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+use api::config::{DeviceConfig, PcieConfig};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
+
+use super::keyed;
 
 /// `banyan topology`.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
@@ -18,6 +23,65 @@ pub enum TopologyCommand {
     /// JSON with each PCI function: address, bridge above, ids, BARs, link, NUMA node, IOMMU group, driver. Serial numbers are
     /// left out. Run it as root: other users cannot read all registers, and links then come from sysfs attributes.
     Record,
+    /// Print a host's hierarchy with link speeds and NUMA nodes
+    Show {
+        /// tree, json, dot (for Graphviz) or svg (a picture)
+        #[arg(long, value_name = "FORMAT", default_value = "tree", hide_possible_values = true)]
+        format: Format,
+        /// A file of `banyan topology record` in place of this host
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        host: Option<PathBuf>,
+    },
+    /// Print what a guest with the given devices would see, without starting it
+    ///
+    /// The devices need no driver and no permission: nothing is opened.
+    Plan {
+        /// tree, json, dot (for Graphviz) or svg (a picture)
+        #[arg(long, value_name = "FORMAT", default_value = "tree", hide_possible_values = true)]
+        format: Format,
+        /// The guest.
+        #[command(flatten)]
+        guest: GuestArguments,
+        /// As for `banyan run --device`: an address such as 0000:03:00.0, and keys such as id and clique
+        #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, required = true)]
+        devices: Vec<DeviceConfig>,
+    },
+    /// Print how close devices are, pair by pair, as `nvidia-smi topo -m` does
+    ///
+    /// Without devices: the GPUs, network cards and NVMe drives of the host. With devices: these on the host and, beside it,
+    /// in a guest that has them, with the pairs that differ.
+    Matrix {
+        /// The guest.
+        #[command(flatten)]
+        guest: GuestArguments,
+        /// As for `banyan run --device`: an address such as 0000:03:00.0, and keys such as id and clique
+        #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>)]
+        devices: Vec<DeviceConfig>,
+    },
+}
+
+/// Which guest, of which host.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct GuestArguments {
+    /// Shape of the hierarchy, as for `banyan run --pcie` [default: topology=host]
+    #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>)]
+    pub pcie: Option<PcieConfig>,
+    /// A file of `banyan topology record` in place of this host
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub host: Option<PathBuf>,
+}
+
+/// How a hierarchy is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// As `lspci -tv` draws it.
+    Tree,
+    /// JSON, nested as the hierarchy is.
+    Json,
+    /// For Graphviz.
+    Dot,
+    /// A picture.
+    Svg,
 }
 
 /// Text at the end of the long help.
@@ -25,5 +89,9 @@ pub(super) const NOTES: &str = "\
 Examples:
   Take a host along, and plan for it elsewhere:
     banyan topology record > host.json
-    banyan run --dry-run --host host.json --pcie topology=host \\
-        --device 0000:03:00.0";
+    banyan topology show --host host.json
+    banyan topology plan --host host.json --format svg \\
+        0000:03:00.0,id=gpu0,clique=0 0000:04:00.0,id=nic0 > guest.svg
+
+  Whether a guest would find its devices as close as the host does:
+    banyan topology matrix 0000:03:00.0 0000:04:00.0";

@@ -1,20 +1,51 @@
-//! Carries out `banyan topology`: a host, or what a guest of it would see, as text.
+//! Carries out `banyan topology`: a host, or what a guest of it would see, as text or picture.
+
+pub mod matrix;
+pub mod picture;
+pub mod text;
+pub mod view;
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use api::config::{DeviceConfig, PcieConfig, TopologyPolicy, VmConfig};
+use pci::topology::Tree;
 use thiserror::Error;
 
-use crate::cli::{TopologyCommand, TopologyOptions};
-use crate::host::SYSFS;
+use crate::cli::{Format, TopologyCommand, TopologyOptions};
 use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::scan::{ScanError, scan_all};
-use crate::run;
+use crate::host::tree::HostTree;
+use crate::host::{self, HostError, SYSFS};
+use crate::plan::MachinePlan;
+use crate::run::{self, RunError};
+use crate::spec::{self, Spec, SpecError};
+use matrix::{LEGEND, Matrix, Named, usual_devices};
+use view::View;
 
 /// `banyan topology`.
 pub fn run(options: &TopologyOptions, out: &mut dyn Write) -> Result<(), TopologyCommandError> {
     let text = match &options.command {
         TopologyCommand::Record => this_host()?.to_json()?,
+        TopologyCommand::Show { format, host } => {
+            let view = View::of_host(&host_of(host.as_ref())?.tree);
+            if *format == Format::Tree { text::tree(&view) } else { drawn(&view, *format) }
+        }
+        TopologyCommand::Plan { format, guest, devices } => {
+            let host = host_of(guest.host.as_ref())?;
+            let planned = Planned::new(&host, devices, guest.pcie.as_ref())?;
+            if *format == Format::Tree { planned.tree() } else { drawn(&planned.view(), *format) }
+        }
+        TopologyCommand::Matrix { guest, devices } => {
+            let host = host_of(guest.host.as_ref())?;
+            let table = if devices.is_empty() {
+                let view = View::of_host(&host.tree);
+                Matrix::of(&view, &usual_devices(&view)).to_string()
+            } else {
+                Planned::new(&host, devices, guest.pcie.as_ref())?.beside_host(&host.tree)
+            };
+            format!("{table}\n{LEGEND}")
+        }
     };
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         // A reader such as head(1) that has seen enough is no error.
@@ -23,8 +54,64 @@ pub fn run(options: &TopologyOptions, out: &mut dyn Write) -> Result<(), Topolog
     }
 }
 
+fn host_of(file: Option<&PathBuf>) -> Result<RecordedHost, TopologyCommandError> {
+    match file {
+        Some(path) => Ok(RecordedHost::read(path)?),
+        None => Ok(this_host()?),
+    }
+}
+
 fn this_host() -> Result<RecordedHost, ScanError> {
     Ok(RecordedHost { tree: scan_all(Path::new(SYSFS))?, address_bits: run::address_bits() })
+}
+
+fn drawn(view: &View, format: Format) -> String {
+    match format {
+        Format::Tree => text::tree(view),
+        Format::Json => format!("{:#}\n", text::json(view)),
+        Format::Dot => picture::dot(view),
+        Format::Svg => picture::svg(view),
+    }
+}
+
+/// A guest that is not started.
+struct Planned {
+    host: spec::Host,
+    spec: Spec,
+    plan: MachinePlan,
+}
+
+impl Planned {
+    fn new(host: &RecordedHost, devices: &[DeviceConfig], pcie: Option<&PcieConfig>) -> Result<Self, TopologyCommandError> {
+        let as_on_host = PcieConfig { topology: TopologyPolicy::Host, ..PcieConfig::default() };
+        let pcie = pcie.cloned().unwrap_or(as_on_host);
+        let config = VmConfig { devices: devices.to_vec(), pcie, ..VmConfig::default() };
+        let found = host::look_in(&host.tree, &config)?;
+        let spec = spec::spec(&config, &found)?;
+        let plan = run::plan_only(&config, &spec, Some(host.address_bits)).map_err(Box::new)?;
+        Ok(Self { host: found, spec, plan })
+    }
+
+    fn view(&self) -> View {
+        View::of_plan(&self.plan.pci, &self.spec)
+    }
+
+    fn tree(&self) -> String {
+        let tree = Tree { plan: &self.plan.pci, label: &|function| self.spec.label(function), verbose: false };
+        let notes: String = run::notes(&self.spec, &self.plan).map(|note| format!("note: {note}\n")).collect();
+        format!("{tree}{notes}")
+    }
+
+    /// Addresses and names of the devices that are functions of the host: there, and in the guest.
+    fn devices(&self) -> (Vec<Named>, Vec<Named>) {
+        let planned = self.host.wanted.iter().filter_map(|(name, at)| Some((name, at, self.plan.pci.by_name(name)?)));
+        planned.map(|(name, at, function)| ((at.to_string(), name.clone()), (function.at.to_string(), name.clone()))).unzip()
+    }
+
+    fn beside_host(&self, tree: &HostTree) -> String {
+        let (on_host, in_guest) = self.devices();
+        Matrix::of(&View::of_host(tree), &on_host).beside(&Matrix::of(&self.view(), &in_guest))
+    }
 }
 
 /// A question about a hierarchy that has no answer.
@@ -36,7 +123,19 @@ pub enum TopologyCommandError {
     /// A recorded host.
     #[error(transparent)]
     Recorded(#[from] RecordedError),
+    /// The devices.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The guest.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// Its places.
+    #[error(transparent)]
+    Plan(#[from] Box<RunError>),
     /// Standard output.
     #[error("cannot write to standard output")]
     Print(#[source] io::Error),
 }
+
+#[cfg(test)]
+mod tests;
