@@ -8,6 +8,7 @@
 //! | which capabilities are there, where, and what do they show? | [`caps`], [`ext_caps`], [`regs`] |
 //! | where does a BAR decode? | [`bar`] |
 //! | what does a bridge forward, and what does a port show? | [`bridge`], [`port`] |
+//! | what does an error leave, and who hears of it? | [`errors`] |
 //! | what does a hot-plug slot show, and what does the guest tell by it? | [`slot`] |
 //! | what do emulated endpoints have in common? | [`emulated`] |
 //! | which message does an interrupt become? | [`interrupts`], [`msi`], [`msix_table`] |
@@ -36,6 +37,7 @@ pub mod effect;
 pub mod emulated;
 #[cfg(any(test, feature = "testing"))]
 pub mod enumerator;
+pub mod errors;
 pub mod ext_caps;
 pub mod function;
 pub mod hierarchy;

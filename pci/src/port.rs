@@ -24,6 +24,7 @@ use crate::bridge;
 use crate::caps::express::{ExpressType, LINK_STATUS, LINK_STATUS_2, link_status, link_status_2, reg as express};
 use crate::caps::{Express, MsiLayout, Power, Subsystem, power};
 use crate::config::{BuildError, Change, ConfigBuilder, ConfigSpace, Type1};
+use crate::errors::{self, PcieError, Severity};
 use crate::ext_caps::{Acs, Aer, AerKind};
 use crate::function::{Changes, ResetKind};
 use crate::ids::{ClassCode, Ids, own};
@@ -57,6 +58,9 @@ pub struct Port {
     space: ConfigSpace,
     interrupts: Arc<Interrupts>,
     slot: Option<Slot>,
+    /// Levels of the two things that interrupt.
+    slot_interrupts: bool,
+    error_interrupts: bool,
     /// What the guest told by the slot since the last [`Port::take_events`].
     told: Vec<SlotEvent>,
     /// Number of the bus that it is on, by the plan.
@@ -110,6 +114,8 @@ impl Port {
             space: builder.build(),
             interrupts: Interrupts::new(messages, msi, None),
             slot,
+            slot_interrupts: false,
+            error_interrupts: false,
             told: Vec::new(),
             primary: planned.at.bdf.bus(),
             planned: port_plan,
@@ -152,6 +158,8 @@ impl Port {
 
     fn changes(&mut self, offset: u16, change: Change) -> Changes {
         const LINK: u16 = LINK_CONTROL.offset();
+        const ROOT_COMMAND: u16 = AER + errors::reg::ROOT_COMMAND;
+        const ROOT_STATUS: u16 = AER + errors::reg::ROOT_STATUS;
         const POWER_STATE: u16 = POWER_CONTROL.offset();
         const BUSES: u32 = 0x00FF_FF00;
         let mut changes = Changes::empty();
@@ -187,6 +195,7 @@ impl Port {
                     self.follow(outcome);
                 }
             }
+            ROOT_COMMAND | ROOT_STATUS => self.follow_errors(),
             _ => {}
         }
         changes
@@ -221,6 +230,9 @@ impl Port {
     pub fn reset(&mut self, kind: ResetKind) {
         self.space.reset(kind);
         self.interrupts.reset();
+        self.slot_interrupts = false;
+        self.error_interrupts = false;
+        self.follow_errors();
         if let Some(slot) = &mut self.slot {
             let told = slot.reset(kind);
             self.told.extend(told);
@@ -298,12 +310,61 @@ impl Port {
     fn follow(&mut self, outcome: Outcome) {
         // Shown before the guest can hear of it.
         self.show_slot();
-        match outcome.interrupt {
-            Some(true) => self.interrupts.raise(0),
-            Some(false) => self.interrupts.lower(),
-            None => {}
+        if let Some(level) = outcome.interrupt {
+            self.slot_interrupts = level;
+            self.interrupt(level);
         }
         self.told.extend(outcome.events);
+    }
+
+    /// Something has begun or ended to interrupt. Each beginning is a message; the wire is low when nothing is left.
+    fn interrupt(&self, begins: bool) {
+        if begins {
+            self.interrupts.raise(0);
+        } else if !self.slot_interrupts && !self.error_interrupts {
+            self.interrupts.lower();
+        }
+    }
+
+    /// Records an error of the port, with the start of the packet that it is about. Returns what it reports, if it does.
+    pub fn record(&mut self, error: PcieError, header: [u32; 4]) -> Option<Severity> {
+        const DEVICE_CONTROL: Reg = Reg::containing(express(express::DEVICE_CONTROL));
+        if self.kind == PortKind::PciBridge {
+            return None;
+        }
+        let (severity, masked) = errors::record(&mut self.space, AER, error, header);
+        let bit = match severity {
+            Severity::Correctable => 1,
+            Severity::NonFatal => 2,
+            Severity::Fatal => 4,
+        };
+        self.space.set(DEVICE_CONTROL, bit << 16, bit << 16);
+        let serr = self.space.read(Reg::containing(header::COMMAND_STATUS)) & command::SERR != 0;
+        let enabled = self.space.read(DEVICE_CONTROL) & bit != 0 || serr && severity != Severity::Correctable;
+        (enabled && !masked).then_some(severity)
+    }
+
+    /// Whether reports from below go up: SERR is enabled in bridge control.
+    #[must_use]
+    pub fn forwards_errors(&self) -> bool {
+        self.space.read(Reg::containing(header::INTERRUPT)) & type1::SERR_FORWARDING != 0
+    }
+
+    /// A root port takes the report of `source`, a requester id: its root registers show it, and it interrupts if that is
+    /// enabled.
+    pub fn collect(&mut self, severity: Severity, source: u16) {
+        if self.kind == PortKind::Root {
+            errors::collect(&mut self.space, AER, severity, source);
+            self.follow_errors();
+        }
+    }
+
+    fn follow_errors(&mut self) {
+        let level = self.kind == PortKind::Root && errors::interrupts(&self.space, AER);
+        if level != self.error_interrupts {
+            self.error_interrupts = level;
+            self.interrupt(level);
+        }
     }
 
     fn show_slot(&mut self) {

@@ -1,7 +1,6 @@
 //! The PCI Express capability, version 2 (PCIe 6.0 7.5.3): what a function's link and device registers show and keep.
 //!
-//! No ASPM, clock power management, LTR, 10-bit tags or bandwidth notification, since nothing behind them exists. ARI
-//! forwarding is absent as well: a port forwards to device 0 alone. Slot control and status are kept in [`crate::slot`].
+//! No ASPM, clock power management, LTR, 10-bit tags or bandwidth notification, since nothing behind them exists. Slot control and status are kept in [`crate::slot`].
 
 use super::{Capability, id};
 use crate::config::RegDef;
@@ -174,10 +173,12 @@ impl Express {
 
     fn device_capabilities_2(&self) -> u32 {
         const TIMEOUT_DISABLE: u32 = 1 << 4;
+        const ARI_FORWARDING: u32 = 1 << 5;
         const ATOMIC_ROUTING: u32 = 1 << 6;
         match self.kind {
-            ExpressType::RootPort => TIMEOUT_DISABLE | u32::from(self.atomic_completers & 7) << 7,
-            ExpressType::UpstreamPort | ExpressType::DownstreamPort => ATOMIC_ROUTING,
+            ExpressType::RootPort => TIMEOUT_DISABLE | ARI_FORWARDING | u32::from(self.atomic_completers & 7) << 7,
+            ExpressType::UpstreamPort => ATOMIC_ROUTING,
+            ExpressType::DownstreamPort => ATOMIC_ROUTING | ARI_FORWARDING,
             // Nothing conventional knows AtomicOps, and the bridge asks for nothing by itself.
             ExpressType::PciBridge => 0,
             ExpressType::Endpoint | ExpressType::RootComplexEndpoint => TIMEOUT_DISABLE,
@@ -186,11 +187,15 @@ impl Express {
 
     fn device_control_2(&self) -> RegDef {
         const TIMEOUT_DISABLE: u32 = 1 << 4;
+        /// Functions above 7, which none of ours is, would be reached.
+        const ARI_FORWARDING: u32 = 1 << 5;
         const ATOMIC_EGRESS_BLOCKING: u32 = 1 << 7;
         RegDef::writable(
             0,
             match self.kind {
-                ExpressType::UpstreamPort | ExpressType::DownstreamPort => ATOMIC_EGRESS_BLOCKING,
+                ExpressType::RootPort => TIMEOUT_DISABLE | ARI_FORWARDING,
+                ExpressType::UpstreamPort => ATOMIC_EGRESS_BLOCKING,
+                ExpressType::DownstreamPort => ATOMIC_EGRESS_BLOCKING | ARI_FORWARDING,
                 ExpressType::PciBridge => 0,
                 _ => TIMEOUT_DISABLE,
             },
@@ -292,7 +297,8 @@ mod tests {
             let (aspm, clock_power, notification) = (read[3] >> 10 & 3, read[3] >> 18 & 1, read[3] >> 21 & 1);
             assert_eq!((aspm, clock_power, notification), (0, 0, 0), "link capabilities of {kind:?}");
             let (ari, ltr, ten_bit_tags) = (read[9] >> 5 & 1, read[9] >> 11 & 1, read[9] >> 16 & 3);
-            assert_eq!((ari, ltr, ten_bit_tags), (0, 0, 0), "device capabilities 2 of {kind:?}");
+            let forwards = u32::from(kind.has_link_below());
+            assert_eq!((ari, ltr, ten_bit_tags), (forwards, 0, 0), "device capabilities 2 of {kind:?}");
         }
     }
 

@@ -18,6 +18,7 @@ use thiserror::Error;
 use crate::access;
 use crate::address::{Bdf, BusRange, Devfn, Sbdf};
 use crate::effect::Effect;
+use crate::errors::PcieError;
 use crate::function::{Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
 use crate::intx;
 use crate::mirror::Mirror;
@@ -199,6 +200,48 @@ impl Hierarchy {
         self.program();
         self.settle(&all, effects);
         self.settle_mirrors(effects);
+    }
+
+    /// An error happened at the port `id`, or at the port above the endpoint `id`: `header` is the start of the packet that it
+    /// is about. The port's registers show it; if it is reported, the root port above collects it and interrupts as software
+    /// has enabled. Returns whether a root port heard of it.
+    pub fn inject(&mut self, id: FunctionId, error: PcieError, header: [u32; 4]) -> bool {
+        let mut at = id;
+        if let Some(What::Endpoint(_)) = self.nodes.get(&id).map(|node| &node.what) {
+            let Some(Parent::Port(port)) = self.nodes.get(&id).map(|node| node.on) else { return false };
+            at = port;
+        }
+        let Some(source) = self.requester_id(at) else { return false };
+        let Some(severity) = self.port_mut(at).and_then(|port| port.record(error, header)) else { return false };
+        while let Some(Parent::Port(above)) = self.nodes.get(&at).map(|node| node.on) {
+            at = above;
+            if !self.port_mut(at).is_some_and(|port| port.forwards_errors()) {
+                return false;
+            }
+        }
+        let Some(root) = self.port_mut(at) else { return false };
+        root.collect(severity, source);
+        true
+    }
+
+    /// The bus that a function is on, as the guest has numbered it, with its device and function number.
+    fn requester_id(&self, id: FunctionId) -> Option<u16> {
+        let node = self.nodes.get(&id)?;
+        let bus = match node.on {
+            Parent::RootComplex(root) => self.roots.get(root)?.buses.secondary,
+            Parent::Port(port) => match &self.nodes.get(&port)?.what {
+                What::Port(port) => port.buses()?.secondary,
+                What::Endpoint(_) => return None,
+            },
+        };
+        Some(Bdf::new(bus, node.devfn).requester_id())
+    }
+
+    fn port_mut(&mut self, id: FunctionId) -> Option<&mut Port> {
+        match &mut self.nodes.get_mut(&id)?.what {
+            What::Port(port) => Some(port),
+            What::Endpoint(_) => None,
+        }
     }
 
     /// Ends every endpoint's life in the machine.

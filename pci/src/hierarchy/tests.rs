@@ -251,6 +251,29 @@ fn a_mirror_is_in_place_while_the_planned_address_leads_to_its_function() {
     assert_eq!(mirrors(&rig.write(rig.at("up"), 0x3E, &[0x40])), below_up, "a held reset answers nobody");
 }
 
+#[test]
+fn a_report_reaches_the_root_port_if_every_bridge_lets_it_up() {
+    let mut rig = Rig::started();
+    let (down0, rp0) = (rig.at("down0"), rig.at("rp0"));
+    let (a, port) = (rig.id("a"), rig.id("down0"));
+    let inject = |rig: &mut Rig, id| rig.tree.inject(id, PcieError::CompletionTimeout, [0; 4]);
+    assert!(!inject(&mut rig, a), "the port does not report");
+    rig.write(down0, 0x48, &[0xF]);
+    assert!(!inject(&mut rig, a), "the bridges above do not forward");
+    for name in ["rp0", "up"] {
+        let at = rig.at(name);
+        rig.write(at, 0x3E, &[2, 0]);
+    }
+    assert!(inject(&mut rig, a) && inject(&mut rig, port));
+    assert_eq!(rig.read(down0, 0x104), 1 << 14, "the error is in the port of the endpoint");
+    assert_eq!((rig.read(rp0, 0x130), rig.read(rp0, 0x134) >> 16), (0x2C, u32::from(down0.requester_id())));
+    assert!(!inject(&mut rig, FunctionId(99)));
+    let root = rig.id("rp0");
+    rig.write(rp0, 0x3E, &[0, 0]);
+    rig.write(rp0, 0x48, &[0xF]);
+    assert!(inject(&mut rig, root), "a root port hears its own errors");
+}
+
 mod conventional {
     use super::*;
     use crate::topology::tests::{endpoint, mem32, pci_bridge, roomy, root_port, topology};

@@ -48,6 +48,8 @@ pub mod type1 {
     pub const PREFETCHABLE_LIMIT_UPPER: u16 = 0x2C;
     /// Bridge control, secondary bus reset, in the dword at [`super::header::INTERRUPT`].
     pub const SECONDARY_BUS_RESET: u32 = 1 << 22;
+    /// Bridge control, SERR enable: error reports from below go up; same dword.
+    pub const SERR_FORWARDING: u32 = 1 << 17;
     /// Bridge control bits that are kept: parity, SERR, ISA, VGA, VGA 16-bit, secondary bus reset; same dword.
     pub const BRIDGE_CONTROL: u32 = 0x005F_0000;
 }

@@ -1,0 +1,161 @@
+//! Decides what an error leaves in a port's registers, whether it is reported, and how a root port collects reports (PCIe 6.0
+//! 6.2.4 to 6.2.6 and 7.8.4). Knows nothing of the tree.
+
+use crate::access::Reg;
+use crate::config::ConfigSpace;
+
+/// An error of a link or of a request, as its status bit names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PcieError {
+    /// Correctable: bit errors on the link.
+    Receiver,
+    /// Correctable: a packet arrived damaged and was sent again.
+    BadTlp,
+    /// Correctable: likewise, a link packet.
+    BadDllp,
+    /// Correctable: a packet was sent again four times.
+    ReplayRollover,
+    /// Correctable: no acknowledgement came in time.
+    ReplayTimeout,
+    /// Correctable: an uncorrectable error that hurt nobody.
+    AdvisoryNonFatal,
+    /// Uncorrectable: the link protocol was broken.
+    DataLinkProtocol,
+    /// Uncorrectable: data was marked as bad.
+    PoisonedTlp,
+    /// Uncorrectable: credits were broken.
+    FlowControl,
+    /// Uncorrectable: an answer did not come.
+    CompletionTimeout,
+    /// Uncorrectable: a request was given up.
+    CompleterAbort,
+    /// Uncorrectable: an answer that nobody waits for.
+    UnexpectedCompletion,
+    /// Uncorrectable: more came than was allowed.
+    ReceiverOverflow,
+    /// Uncorrectable: a packet against the rules.
+    MalformedTlp,
+    /// Uncorrectable: nobody takes the request.
+    UnsupportedRequest,
+    /// Uncorrectable: a request against access control.
+    AcsViolation,
+    /// Uncorrectable: inside the port.
+    Internal,
+}
+
+/// What a report says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    /// ERR_COR.
+    Correctable,
+    /// ERR_NONFATAL.
+    NonFatal,
+    /// ERR_FATAL.
+    Fatal,
+}
+
+/// Offsets in the AER capability.
+pub(crate) mod reg {
+    pub const UNCORRECTABLE_STATUS: u16 = 0x04;
+    pub const UNCORRECTABLE_MASK: u16 = 0x08;
+    pub const UNCORRECTABLE_SEVERITY: u16 = 0x0C;
+    pub const CORRECTABLE_STATUS: u16 = 0x10;
+    pub const CORRECTABLE_MASK: u16 = 0x14;
+    pub const CONTROL: u16 = 0x18;
+    pub const HEADER_LOG: u16 = 0x1C;
+    pub const ROOT_COMMAND: u16 = 0x2C;
+    pub const ROOT_STATUS: u16 = 0x30;
+    pub const SOURCE: u16 = 0x34;
+}
+
+/// Bits of root status; the first three enables of root command stand for correctable, non-fatal and fatal reports.
+mod root {
+    pub const CORRECTABLE: u32 = 1 << 0;
+    pub const MORE_CORRECTABLE: u32 = 1 << 1;
+    pub const UNCORRECTABLE: u32 = 1 << 2;
+    pub const MORE_UNCORRECTABLE: u32 = 1 << 3;
+    pub const FIRST_FATAL: u32 = 1 << 4;
+    pub const NON_FATAL: u32 = 1 << 5;
+    pub const FATAL: u32 = 1 << 6;
+}
+
+impl PcieError {
+    /// Its bit, and whether that is in the correctable registers.
+    #[must_use]
+    pub const fn bit(self) -> (u8, bool) {
+        match self {
+            Self::Receiver => (0, true),
+            Self::BadTlp => (6, true),
+            Self::BadDllp => (7, true),
+            Self::ReplayRollover => (8, true),
+            Self::ReplayTimeout => (12, true),
+            Self::AdvisoryNonFatal => (13, true),
+            Self::DataLinkProtocol => (4, false),
+            Self::PoisonedTlp => (12, false),
+            Self::FlowControl => (13, false),
+            Self::CompletionTimeout => (14, false),
+            Self::CompleterAbort => (15, false),
+            Self::UnexpectedCompletion => (16, false),
+            Self::ReceiverOverflow => (17, false),
+            Self::MalformedTlp => (18, false),
+            Self::UnsupportedRequest => (20, false),
+            Self::AcsViolation => (21, false),
+            Self::Internal => (22, false),
+        }
+    }
+}
+
+const fn at(base: u16, offset: u16) -> Reg {
+    Reg::containing(base + offset)
+}
+
+/// Records `error` in the AER capability at `aer`; `header` is the start of the packet that it is about. Returns what a report
+/// would say, unless the error is masked.
+pub(crate) fn record(space: &mut ConfigSpace, aer: u16, error: PcieError, header: [u32; 4]) -> (Severity, bool) {
+    let (index, correctable) = error.bit();
+    let bit = 1u32 << index;
+    if correctable {
+        let masked = space.read(at(aer, reg::CORRECTABLE_MASK)) & bit != 0;
+        space.set(at(aer, reg::CORRECTABLE_STATUS), bit, bit);
+        return (Severity::Correctable, masked);
+    }
+    let mask = space.read(at(aer, reg::UNCORRECTABLE_MASK));
+    let fatal = space.read(at(aer, reg::UNCORRECTABLE_SEVERITY)) & bit != 0;
+    let change = space.set(at(aer, reg::UNCORRECTABLE_STATUS), bit, bit);
+    let masked = mask & bit != 0;
+    // The log keeps the first error until software has cleared it.
+    if !masked && change.old & !mask == 0 {
+        space.set(at(aer, reg::CONTROL), 0x1F, index.into());
+        for (offset, dword) in (reg::HEADER_LOG..).step_by(4).zip(header) {
+            space.set(at(aer, offset), u32::MAX, dword);
+        }
+    }
+    (if fatal { Severity::Fatal } else { Severity::NonFatal }, masked)
+}
+
+/// A root port takes a report from `source`, a requester id.
+pub(crate) fn collect(space: &mut ConfigSpace, aer: u16, severity: Severity, source: u16) {
+    let status = space.read(at(aer, reg::ROOT_STATUS));
+    let (own, seen, more) = match severity {
+        Severity::Correctable => (0, root::CORRECTABLE, root::MORE_CORRECTABLE),
+        Severity::NonFatal => (root::NON_FATAL, root::UNCORRECTABLE, root::MORE_UNCORRECTABLE),
+        Severity::Fatal => (root::FATAL, root::UNCORRECTABLE, root::MORE_UNCORRECTABLE),
+    };
+    let first = status & seen == 0;
+    let fatal = if first && severity == Severity::Fatal { root::FIRST_FATAL } else { 0 };
+    let bits = own | seen | fatal | if first { 0 } else { more };
+    space.set(at(aer, reg::ROOT_STATUS), bits, bits);
+    if first {
+        let shift = if severity == Severity::Correctable { 0 } else { 16 };
+        space.set(at(aer, reg::SOURCE), 0xFFFF << shift, u32::from(source) << shift);
+    }
+}
+
+/// Whether a root port has a report of a kind that its root command lets interrupt.
+pub(crate) fn interrupts(space: &ConfigSpace, aer: u16) -> bool {
+    let (status, enabled) = (space.read(at(aer, reg::ROOT_STATUS)), space.read(at(aer, reg::ROOT_COMMAND)));
+    [root::CORRECTABLE, root::NON_FATAL, root::FATAL]
+        .into_iter()
+        .enumerate()
+        .any(|(index, received)| status & received != 0 && enabled & 1 << index != 0)
+}
