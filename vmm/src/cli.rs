@@ -250,7 +250,10 @@ struct RunArguments {
     ///
     /// A host function that is bound to vfio-pci:
     ///   path=PATH            address, or folder in /sys/bus/pci/devices;
-    ///                        a bare PATH is enough
+    ///                        a bare PATH is enough; /dev/vfio/N stands for
+    ///                        all functions of IOMMU group N
+    ///   cdi=VENDOR/CLASS=NAME device of a CDI file, which tells its function
+    ///                        and clique; nvidia.com/gpu=gpu0 is enough
     ///   id=NAME              name in trees and texts [default: vfio0, ...]
     ///   clique=0..15         NVIDIA peer-to-peer clique: devices of one
     ///                        may reach each other
@@ -275,6 +278,13 @@ struct RunArguments {
     #[arg(long = "device", value_name = "DEVICE[,KEY=VALUE...]", value_parser = keyed::<DeviceConfig>, help_heading = PCIE)]
     #[arg(verbatim_doc_comment)]
     devices: Vec<DeviceConfig>,
+
+    /// Directory with CDI files (repeatable, later ones win) [default: /etc/cdi, then /var/run/cdi]
+    ///
+    /// YAML and JSON files of the Container Device Interface, versions 0.3 to 1.0. Their annotations bdf, clique-id and
+    /// attach-pci apply to devices given by path, too; keys of --device stand above them.
+    #[arg(long = "cdi-dir", value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = PCIE)]
+    cdi_dirs: Vec<PathBuf>,
 
     /// Shape of the hierarchy; keys: topology, root-ports, switch-ports, cf8, ...
     ///
@@ -423,6 +433,7 @@ impl RunArguments {
             pcie: self.pcie.unwrap_or_default(),
             topology,
             devices: self.devices,
+            cdi_dirs: self.cdi_dirs,
             disks: self.disks,
             ..VmConfig::default()
         };

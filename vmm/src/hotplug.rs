@@ -20,6 +20,7 @@ use pci::slot::SlotEvent;
 use pci::topology::{EndpointSpec, Name, Removal};
 use thiserror::Error;
 
+use crate::cdi::{self, CdiError};
 use crate::endpoints::{FunctionError, Order};
 use crate::host::{self, HostError};
 use crate::machine::Machine;
@@ -67,6 +68,7 @@ impl HotPlug {
 
     /// Adds a device to the port that it names, or to the first free one on which it fits. Returns its name.
     pub fn add(&mut self, machine: &mut Machine, config: &VmConfig, device: &DeviceConfig) -> Result<Name, HotPlugError> {
+        let device = &single_function(config, device)?;
         let name = self.name(device)?;
         let (endpoint, spec) = self.look(config, device, &name)?;
         let port = choose(machine, device, &spec.bars)?;
@@ -210,6 +212,19 @@ impl Stage {
     }
 }
 
+/// `device` as CDI files have it. It goes into one port, so it must be one function.
+fn single_function(config: &VmConfig, device: &DeviceConfig) -> Result<DeviceConfig, HotPlugError> {
+    let wanted = VmConfig { devices: vec![device.clone()], cdi_dirs: config.cdi_dirs.clone(), ..VmConfig::default() };
+    let (found, notes) = cdi::apply(&wanted)?;
+    notes.iter().for_each(|note| log::warn!("{note}"));
+    let functions = found.devices.len();
+    let mut found = found.devices.into_iter();
+    match (found.next(), found.next()) {
+        (Some(only), None) => Ok(only),
+        _ => Err(HotPlugError::Several { device: device.to_string(), functions }),
+    }
+}
+
 /// The port that the device names, or the first free one that has room for its BARs.
 fn choose(machine: &Machine, device: &DeviceConfig, bars: &[Option<BarSpec>; 6]) -> Result<PortInfo, HotPlugError> {
     machine.pci().change(|tree| {
@@ -249,6 +264,17 @@ pub enum HotPlugError {
         /// The one that is there.
         there: Name,
     },
+    /// More than one function.
+    #[error("{device} stands for {functions} host functions: add them one by one, by their addresses")]
+    Several {
+        /// As given.
+        device: String,
+        /// How many.
+        functions: usize,
+    },
+    /// CDI files.
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
     /// No device of that name.
     #[error("there is no device {name}; `banyan ctl list` shows those that there are")]
     Unknown {
@@ -304,7 +330,7 @@ impl HotPlugError {
             Self::Taken { .. } | Self::Twice { .. } | Self::LeavesAlready { .. } | Self::NoneFree { .. } | Self::Plug(_) => {
                 ErrorKind::Conflict
             }
-            Self::Fixed { .. } | Self::Host(_) | Self::Spec(_) => ErrorKind::BadRequest,
+            Self::Fixed { .. } | Self::Several { .. } | Self::Cdi(_) | Self::Host(_) | Self::Spec(_) => ErrorKind::BadRequest,
             Self::Make(_) => ErrorKind::Internal,
         };
         ApiError::from_error(kind, self)

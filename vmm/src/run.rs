@@ -12,6 +12,7 @@ use pci::topology::Tree;
 use thiserror::Error;
 
 use crate::boot::{Firmware, FirmwareError};
+use crate::cdi::{self, CdiError};
 use crate::cli::RunOptions;
 use crate::driver::{DriverError, End};
 use crate::host::recorded::{RecordedError, RecordedHost};
@@ -50,33 +51,35 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
 }
 
 /// A guest that has everything but a machine.
-pub struct Guest<'a> {
-    config: &'a VmConfig,
+pub struct Guest {
+    config: VmConfig,
     spec: Spec,
     plan: MachinePlan,
     cpuid: CpuId,
     outputs: Outputs,
 }
 
-impl<'a> Guest<'a> {
-    /// Looks at the host, plans, opens outputs. The VM that comes with it is for its first machine.
-    pub fn prepare(config: &'a VmConfig) -> Result<(Self, Vm), RunError> {
-        let host = host::look(config)?;
-        let spec = spec::spec(config, &host)?;
+impl Guest {
+    /// Reads CDI files, looks at the host, plans, opens outputs. The VM that comes with it is for its first machine.
+    pub fn prepare(config: &VmConfig) -> Result<(Self, Vm), RunError> {
+        let (config, mut cdi_notes) = cdi::apply(config)?;
+        let host = host::look(&config)?;
+        let mut spec = spec::spec(&config, &host)?;
+        spec.notes.append(&mut cdi_notes);
         let vm = Vm::new()?;
         let cpuid = vm.supported_cpuid()?;
-        let plan = plan_machine(config, &spec, cpuid.as_slice())?;
+        let plan = plan_machine(&config, &spec, cpuid.as_slice())?;
         for note in notes(&spec, &plan) {
             log::warn!("{note}");
         }
-        machine::check_payload(config)?;
-        let outputs = Outputs::open(config)?;
+        machine::check_payload(&config)?;
+        let outputs = Outputs::open(&config)?;
         Ok((Self { config, spec, plan, cpuid, outputs }, vm))
     }
 
     /// Runs it to its end and writes out its consoles.
     pub fn run(&self, vm: Vm, options: &RunOptions, service: Option<&mut Service<'_>>) -> Result<End, RunError> {
-        let design = Design { config: self.config, spec: &self.spec, plan: &self.plan, cpuid: &self.cpuid };
+        let design = Design { config: &self.config, spec: &self.spec, plan: &self.plan, cpuid: &self.cpuid };
         let end = self.outputs.run(vm, &design, options, service);
         let lost = self.outputs.close();
         if lost > 0 {
@@ -109,11 +112,18 @@ pub fn address_bits() -> u8 {
 /// Prints the planned hierarchy.
 fn dry_run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?;
+    let (config, mut cdi_notes) = match &recorded {
+        Some(recorded) => cdi::apply_in(&recorded.tree, config)?,
+        None => cdi::apply(config)?,
+    };
+    let config = &config;
     let host = match &recorded {
         Some(recorded) => host::look_in(&recorded.tree, config)?,
         None => host::look(config)?,
     };
-    let spec = &spec::spec(config, &host)?;
+    let mut spec = spec::spec(config, &host)?;
+    spec.notes.append(&mut cdi_notes);
+    let spec = &spec;
     let plan = plan_only(config, spec, recorded.map(|recorded| recorded.address_bits))?;
     let verbose = options.verbose;
     let tree = Tree { plan: &plan.pci, label: &|function| spec.label(function), verbose };
@@ -208,6 +218,9 @@ pub fn exit_code(end: End) -> u8 {
 /// A machine that cannot be run.
 #[derive(Debug, Error)]
 pub enum RunError {
+    /// CDI files.
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
     /// The host's devices.
     #[error(transparent)]
     Host(#[from] HostError),

@@ -174,6 +174,7 @@ impl Spec {
                 let planned = EndpointSpec { ids: stub.ids, bars: stub.bars_for_plan(), interrupt_pin: stub.interrupt_pin() };
                 (Endpoint::Stub(stub), planned)
             }
+            DeviceKind::Cdi(name) => return Err(SpecError::CdiName { name: name.to_string() }),
             DeviceKind::Vfio(vfio) => {
                 let found = host.wanted.get(name).and_then(|at| Some((*at, host.endpoints.get(at)?.clone())));
                 let (at, planned) = found.ok_or_else(|| SpecError::Unknown { path: vfio.path.display().to_string() })?;
@@ -416,6 +417,12 @@ pub enum SpecError {
         /// Why.
         #[source]
         source: Box<devices::stub::SpecError>,
+    },
+    /// A name that nobody has looked up.
+    #[error("{name} is a name from CDI files, which `banyan run` reads and this command does not; give the device's address")]
+    CdiName {
+        /// The name.
+        name: String,
     },
     /// The host was not asked about the device.
     #[error("device {path} was not looked at on this host")]

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 use thiserror::Error;
 
+use super::cdi::{self, CdiName};
 use super::flags::{Flag, FlagError, Pairs, choice};
 use super::stub::{self, BarConfig, ClassCode, IdPair, IntxPin, StubConfig, StubError};
 
@@ -37,6 +38,8 @@ pub enum DeviceKind {
     Vfio(VfioConfig),
     /// An emulated endpoint.
     Stub(StubConfig),
+    /// Functions of the host by the name that a CDI file gives them.
+    Cdi(CdiName),
 }
 
 /// A host function that vfio-pci holds.
@@ -80,6 +83,7 @@ struct Fields {
     kind: Option<Kind>,
     #[serde(alias = "name")]
     id: Option<String>,
+    cdi: Option<CdiName>,
     on: Option<String>,
     device: Option<u8>,
     function: Option<u8>,
@@ -107,13 +111,19 @@ impl TryFrom<Fields> for DeviceConfig {
     type Error = DeviceError;
 
     fn try_from(mut fields: Fields) -> Result<Self, DeviceError> {
-        let kind = match (fields.kind, fields.path.take()) {
+        let cdi = fields.cdi.take();
+        let named = match (&cdi, &fields.path, fields.kind) {
+            (Some(_), Some(_), _) => return Err(DeviceError::CdiWith { other: "path" }),
+            (Some(_), None, Some(Kind::Stub)) => return Err(DeviceError::CdiWith { other: "stub" }),
+            _ => cdi.as_ref().map(ToString::to_string).map(PathBuf::from),
+        };
+        let kind = match (fields.kind, named.or(fields.path.take())) {
             (Some(Kind::Stub), Some(_)) => return Err(DeviceError::StubWithPath),
             (Some(Kind::Stub), None) => DeviceKind::Stub(fields.stub()?),
             (_, Some(path)) if path.as_os_str().is_empty() => return Err(DeviceError::NoDevice),
             (_, Some(path)) => match fields.stub_key() {
                 Some(key) => return Err(DeviceError::KeyOfStub { key, path }),
-                None => DeviceKind::Vfio(VfioConfig { path }),
+                None => cdi.map_or(DeviceKind::Vfio(VfioConfig { path }), DeviceKind::Cdi),
             },
             (_, None) => return Err(DeviceError::NoDevice),
         };
@@ -171,8 +181,11 @@ impl Fields {
 impl FromStr for DeviceConfig {
     type Err = FlagError;
 
-    /// The first value may be the path or address of a host function, or the word `stub`.
+    /// The first value may be the path or address of a host function, the CDI name of one, or the word `stub`.
     fn from_str(text: &str) -> Result<Self, FlagError> {
+        if cdi::starts_with_name(text) {
+            return Flag { name: "--device", first: "cdi" }.parse(&format!("cdi={text}"));
+        }
         let first = if text == "stub" || text.starts_with("stub,") { "kind" } else { "path" };
         Flag { name: "--device", first }.parse(text)
     }
@@ -184,6 +197,7 @@ impl fmt::Display for DeviceConfig {
         match &self.kind {
             DeviceKind::Vfio(vfio) => pairs.pair("path", &vfio.path.display())?,
             DeviceKind::Stub(_) => pairs.pair("kind", &Kind::Stub)?,
+            DeviceKind::Cdi(name) => pairs.pair("cdi", name)?,
         }
         pairs.optional("id", self.id.as_ref().map(|id| id as _))?;
         pairs.optional("on", self.on.as_ref().map(|on| on as _))?;
@@ -194,7 +208,7 @@ impl fmt::Display for DeviceConfig {
         pairs.optional("clique", self.clique.map(CliqueId::get).as_ref().map(|clique| clique as _))?;
         pairs.switch("clique-any-vendor", self.clique_any_vendor, false)?;
         match &self.kind {
-            DeviceKind::Vfio(_) => Ok(()),
+            DeviceKind::Vfio(_) | DeviceKind::Cdi(_) => Ok(()),
             DeviceKind::Stub(stub) => stub.print(&mut pairs),
         }
     }
@@ -209,6 +223,12 @@ pub enum DeviceError {
     /// A path for a device that is on no host.
     #[error("a stub has no `path`; leave out one of the two")]
     StubWithPath,
+    /// A CDI name beside something else.
+    #[error("a device with a CDI name has no `{other}`; leave out one of the two")]
+    CdiWith {
+        /// What else.
+        other: &'static str,
+    },
     /// A key that only stubs have.
     #[error("key `{key}` is for stubs; the host function {path} shows its own", path = path.display())]
     KeyOfStub {
@@ -253,6 +273,15 @@ mod tests {
     }
 
     #[test]
+    fn a_cdi_name_is_known_by_its_slash_and_equals_sign() {
+        let device = parsed("nvidia.com/gpu=gpu0,id=a,clique=1");
+        let DeviceKind::Cdi(name) = &device.kind else { panic!("{device:?}") };
+        assert_eq!((name.kind(), name.name(), device.id.as_deref()), ("nvidia.com/gpu", "gpu0", Some("a")));
+        let sysfs = parsed("path=/sys/bus/pci/devices/0000:03:00.0,id=a");
+        assert!(matches!(sysfs.kind, DeviceKind::Vfio(_)));
+    }
+
+    #[test]
     fn a_stub_is_described_in_full() {
         let text = "stub,id=gpu0,ids=10de:20b8,class=030200,subsystem=10de:1463,bar0=16M:mem32,bar1=128G:mem64:prefetchable,\
                     msix=8,dma=on,clique=0,link=16GT/s x16";
@@ -274,6 +303,8 @@ mod tests {
     fn what_is_printed_reads_back() {
         for text in [
             "0000:03:00.0",
+            "nvidia.com/gpu=gpu0",
+            "cdi=nvidia.com/gpu=0,id=x,clique=3",
             "path=\"/a,b\",id=x,on=dsp0,device=3,function=1,clique=15,clique-any-vendor=on",
             "stub",
             "stub,bar0=4K:mem32,bar2=32:io,intx=B,flr=off",
@@ -288,6 +319,11 @@ mod tests {
     fn keys_that_contradict_each_other_are_refused() {
         for (text, part) in [
             ("id=gpu0", "no device is named"),
+            ("nvidia.com/gpu=gpu0,path=0000:03:00.0", "a device with a CDI name has no `path`"),
+            ("nvidia.com/gpu=gpu0,kind=stub", "a device with a CDI name has no `stub`"),
+            ("nvidia.com/gpu=gpu0,msix=8", "key `msix` is for stubs; the host function nvidia.com/gpu=gpu0"),
+            ("nvidia.com/gpu=", "key `cdi`: `nvidia.com/gpu=` is no CDI name"),
+            ("nvidia.com/gpu=gpu 0", "is no CDI name"),
             ("kind=vfio", "no device is named"),
             ("path=\"\"", "no device is named"),
             ("stub,path=0000:03:00.0", "a stub has no `path`"),

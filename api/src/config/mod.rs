@@ -4,6 +4,7 @@
 //! is printed reads back as the same value.
 
 mod boot;
+mod cdi;
 mod cpu;
 mod device;
 mod disk;
@@ -20,6 +21,7 @@ mod virtio;
 mod vm;
 
 pub use boot::{KernelConfig, Payload};
+pub use cdi::{CdiName, CdiNameError};
 pub use cpu::{CpuConfig, CpuError};
 pub use device::{CliqueId, DeviceConfig, DeviceError, DeviceKind, VfioConfig};
 pub use disk::{DiskConfig, DiskError, DiskIo, ImageFormat};

@@ -1,5 +1,7 @@
 //! A whole machine.
 
+use std::path::PathBuf;
+
 use super::boot::Payload;
 use super::cpu::CpuConfig;
 use super::device::DeviceConfig;
@@ -32,6 +34,8 @@ pub struct VmConfig {
     pub topology: Option<TopologyConfig>,
     /// Devices given one by one, in this order.
     pub devices: Vec<DeviceConfig>,
+    /// Directories with CDI files, the later ones winning. Empty stands for `/etc/cdi` and `/var/run/cdi`.
+    pub cdi_dirs: Vec<PathBuf>,
     /// virtio-blk disks, in this order.
     pub disks: Vec<DiskConfig>,
     /// How far processors and memory can grow.
@@ -69,6 +73,7 @@ impl Default for VmConfig {
             pcie: PcieConfig::default(),
             topology: None,
             devices: Vec::new(),
+            cdi_dirs: Vec::new(),
             disks: Vec::new(),
             growth: GrowthConfig::default(),
             cpu_topology: None,

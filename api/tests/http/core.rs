@@ -165,7 +165,9 @@ impl Core {
                         let host = vfio.path.display().to_string();
                         Ok(self.add(phase, config.id.as_deref(), DeviceClass::Vfio, Some(host)))
                     }
-                    DeviceKind::Stub(_) => Ok(self.add(phase, config.id.as_deref(), DeviceClass::Stub, None)),
+                    DeviceKind::Stub(_) | DeviceKind::Cdi(_) => {
+                        Ok(self.add(phase, config.id.as_deref(), DeviceClass::Stub, None))
+                    }
                 });
             }
             (Command::AddDisk { config, reply }, Some(phase)) => {

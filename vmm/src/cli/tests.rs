@@ -41,7 +41,7 @@ fn every_flag_reaches_the_configuration() {
     let (config, options) =
         run("--kernel k --initramfs i --cmdline -q --load-address 32M --cpus 4 --memory 2G,shared=on --serial off \
          --device 0000:03:00.0 --device stub,id=a --pcie topology=host,cf8=on --disk a.img --disk b.img,readonly=on \
-         --log level=debug,file=l --no-reboot --counters --debug-exit --debug-console file=d");
+         --cdi-dir /a --cdi-dir b --log level=debug,file=l --no-reboot --counters --debug-exit --debug-console file=d");
     let kernel =
         KernelConfig { path: "k".into(), initramfs: Some("i".into()), cmdline: "-q".to_owned(), load_address: Some(32 << 20) };
     assert_eq!(config.payload, Some(Payload::Kernel(kernel)));
@@ -53,6 +53,7 @@ fn every_flag_reaches_the_configuration() {
     ));
     assert_eq!(config.pcie, PcieConfig { topology: TopologyPolicy::Host, cf8: Cf8::On, ..PcieConfig::default() });
     assert_eq!(config.disks.iter().map(|disk| disk.readonly).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(config.cdi_dirs, [Path::new("/a"), Path::new("b")]);
     let log = LogConfig { level: LogLevel::Debug, file: Some("l".into()) };
     assert_eq!(
         options,
