@@ -315,8 +315,8 @@ struct RunArguments {
     ///
     ///   [[root-complex]]     name; segment, node, bus
     ///   [[port]]             name, on, kind (root-port, upstream-port,
-    ///                        downstream-port); device, function, ids,
-    ///                        subsystem, link
+    ///                        downstream-port, pcie-pci-bridge); device,
+    ///                        function, ids, subsystem, link
     ///   [[device]]           name, on and the keys of --device; the word
     ///                        stub is kind = "stub"
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = PCIE, verbatim_doc_comment)]

@@ -329,6 +329,7 @@ fn port_spec(port: &PortConfig) -> Result<PortSpec, SpecError> {
             PortKindConfig::RootPort => PortKind::Root,
             PortKindConfig::UpstreamPort => PortKind::Upstream,
             PortKindConfig::DownstreamPort => PortKind::Downstream,
+            PortKindConfig::PciBridge => PortKind::PciBridge,
         },
         ids,
         link: link(port.link.as_ref()).map_err(|source| SpecError::Link { name: port.name.clone(), source })?,

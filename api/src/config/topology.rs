@@ -6,7 +6,7 @@
 //!
 //! [[port]]
 //! name = "rp0"
-//! kind = "root-port"      # root-port, upstream-port or downstream-port
+//! kind = "root-port"      # root-port, upstream-port, downstream-port or pcie-pci-bridge
 //! on = "rc0"              # device = 4, function = 0, ids = "10b5:8725", subsystem = "10b5:8725"
 //! link = "16GT/s x16"
 //!
@@ -86,6 +86,8 @@ choice!(
         UpstreamPort = "upstream-port",
         /// Of a switch, on its upstream port.
         DownstreamPort = "downstream-port",
+        /// PCIe-to-PCI bridge, below a root or downstream port: several devices on one conventional bus.
+        PciBridge = "pcie-pci-bridge",
     }
 );
 
