@@ -239,6 +239,14 @@ impl<T> fmt::Debug for Reply<T> {
 pub struct Answer<T>(oneshot::Receiver<Result<T, ApiError>>);
 
 impl<T> Answer<T> {
+    /// For commands whose aim is the end of what they are sent to: an end without an answer has met them.
+    pub async fn or_end(self) -> Result<T, ApiError>
+    where
+        T: Default,
+    {
+        self.await.or_else(|error| if error == unanswered() { Ok(T::default()) } else { Err(error) })
+    }
+
     /// Waits for it. Not for the thread that serves the API.
     pub fn wait(self) -> Result<T, ApiError> {
         self.0.blocking_recv().unwrap_or_else(|_| Err(unanswered()))

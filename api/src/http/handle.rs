@@ -56,14 +56,14 @@ impl Service {
                 Ok(config) => self.ask(|reply| Command::Create { config: Box::new(config), reply }).await.into(),
                 Err(error) => Reply::Error(error),
             },
-            Endpoint::Delete => self.ask(|reply| Command::Delete { reply }).await.into(),
+            Endpoint::Delete => self.end(|reply| Command::Delete { reply }).await.into(),
             Endpoint::Boot => self.ask(|reply| Command::Boot { reply }).await.into(),
-            Endpoint::Shutdown => self.ask(|reply| Command::Shutdown { reply }).await.into(),
+            Endpoint::Shutdown => self.end(|reply| Command::Shutdown { reply }).await.into(),
             Endpoint::Reboot => self.ask(|reply| Command::Reboot { reply }).await.into(),
             Endpoint::PowerButton => self.ask(|reply| Command::PowerButton { reply }).await.into(),
             Endpoint::Pause => self.ask(|reply| Command::Pause { reply }).await.into(),
             Endpoint::Resume => self.ask(|reply| Command::Resume { reply }).await.into(),
-            Endpoint::VmmShutdown => self.ask(|reply| Command::VmmShutdown { reply }).await.into(),
+            Endpoint::VmmShutdown => self.end(|reply| Command::VmmShutdown { reply }).await.into(),
             Endpoint::Counters => self.ask(|reply| Command::Counters { reply }).await.map(|all| dialect::counters(&all)).into(),
             Endpoint::Devices => {
                 self.ask(|reply| Command::ListDevices { reply }).await.map(|listing| dialect::listing(&listing)).into()
@@ -110,6 +110,13 @@ impl Service {
             _ => Command::AddDevice { config: Box::new(dialect::add_device(body, notes)?), reply },
         };
         Ok((command, answer))
+    }
+
+    /// Sends a command that ends the guest or the process. The end is its answer, if it comes first.
+    async fn end(&self, command: impl FnOnce(To<()>) -> Command) -> Result<(), ApiError> {
+        let (reply, answer) = To::new();
+        self.controller.send(command(reply));
+        answer.or_end().await
     }
 
     async fn ask<T>(&self, command: impl FnOnce(To<T>) -> Command) -> Result<T, ApiError> {

@@ -44,8 +44,9 @@ impl Listening {
         // The file gets the mode of the socket (less the umask): it is at no time open to others.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| failed(error.into()))?;
         bind(&socket, &address).map_err(|error| failed(error.into()))?;
-        let metadata = fs::symlink_metadata(path).map_err(failed)?;
+        // At once: who sees the file will try to connect.
         listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
+        let metadata = fs::symlink_metadata(path).map_err(failed)?;
         let listener = UnixListener::from(socket);
         Ok(Self { listener, path: path.to_owned(), file: (metadata.dev(), metadata.ino()) })
     }
