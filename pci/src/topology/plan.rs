@@ -123,7 +123,7 @@ pub struct PlannedRootComplex {
 }
 
 /// What a function hangs on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Parent {
     /// Index in [`Plan::root_complexes`].
     RootComplex(usize),
