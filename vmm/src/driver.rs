@@ -28,6 +28,8 @@ pub enum End {
     Escape,
     /// The API asked for the guest's end; what follows is its business.
     Command,
+    /// The API asked for a reset.
+    Reboot,
 }
 
 /// Where vCPUs and devices say that the guest is to stop. The first word counts.
@@ -130,15 +132,16 @@ pub fn run(ending: &Arc<Ending>, sources: Sources, mut attendant: Option<&mut dy
     };
     let driver = manager.add_subscriber(driver);
     loop {
+        // Before the first wait, too: there may be work from before.
+        if let Some(end) = attendant.as_mut().and_then(|attendant| attendant.attend()) {
+            return Ok(end);
+        }
         let next = attendant.as_ref().and_then(|attendant| attendant.deadline());
         let next = next.into_iter().chain(deadline.map(|(_, at)| at)).min();
         // Rounded up, or the loop would spin through the last millisecond.
         let left = next.map(|at| at.saturating_duration_since(Instant::now()).as_millis().saturating_add(1));
         manager.run_with_timeout(left.map_or(-1, |left| i32::try_from(left).unwrap_or(i32::MAX))).map_err(DriverError::Loop)?;
         if let Some(end) = manager.subscriber_mut(driver).map_err(DriverError::Loop)?.end {
-            return Ok(end);
-        }
-        if let Some(end) = attendant.as_mut().and_then(|attendant| attendant.attend()) {
             return Ok(end);
         }
         if let Some((limit, _)) = deadline.filter(|(_, at)| Instant::now() >= *at) {

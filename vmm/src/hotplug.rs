@@ -21,9 +21,11 @@ use pci::topology::{EndpointSpec, Name, Removal};
 use thiserror::Error;
 
 use crate::cdi::{self, CdiError};
-use crate::endpoints::{FunctionError, Order};
+use crate::changes::{Added, Changes};
+use crate::endpoints::{Factory, FunctionError, Order};
 use crate::host::{self, HostError};
 use crate::machine::Machine;
+use crate::pci_bus::PciBus;
 use crate::spec::{self, Endpoint, Spec, SpecError};
 
 /// How long a guest may take to let go of a device that it was asked for.
@@ -35,12 +37,16 @@ const NOTE: Duration = Duration::from_secs(10);
 pub struct HotPlug {
     endpoints: BTreeMap<Name, Endpoint>,
     leaving: Vec<Leaving>,
-    added: u64,
+    changes: Changes,
+    named: u64,
+    /// While the guest is held, nothing that it has to do becomes overdue.
+    paused: Option<Instant>,
 }
 
 /// A device on its way out.
 struct Leaving {
-    name: Name,
+    /// Its functions.
+    names: Vec<Name>,
     port: FunctionId,
     stage: Stage,
     deadline: Instant,
@@ -54,10 +60,35 @@ enum Stage {
 }
 
 impl HotPlug {
-    /// The devices that a machine starts with.
+    /// The devices of a machine that starts as `spec` says, and then had these `changes`.
     #[must_use]
-    pub fn new(spec: &Spec) -> Self {
-        Self { endpoints: spec.endpoints.clone(), leaving: Vec::new(), added: 0 }
+    pub fn new(spec: &Spec, changes: Changes) -> Self {
+        let mut endpoints = spec.endpoints.clone();
+        endpoints.retain(|name, _| !changes.has_left(name));
+        endpoints.extend(changes.added().iter().map(|added| (added.name.clone(), added.endpoint.clone())));
+        Self { endpoints, leaving: Vec::new(), changes, named: 0, paused: None }
+    }
+
+    /// How the devices differ from those of the specification. Devices on their way out have left.
+    #[must_use]
+    pub fn changes(mut self) -> Changes {
+        for name in self.leaving.iter().flat_map(|leaving| &leaving.names) {
+            self.changes.remove(name);
+        }
+        self.changes
+    }
+
+    /// The guest is held.
+    pub fn pause(&mut self, now: Instant) {
+        self.paused.get_or_insert(now);
+    }
+
+    /// The guest goes on, and has for all that it was told the time that it had left.
+    pub fn resume(&mut self, now: Instant) {
+        if let Some(since) = self.paused.take() {
+            let held = now.saturating_duration_since(since);
+            self.leaving.iter_mut().for_each(|leaving| leaving.deadline += held);
+        }
     }
 
     /// What the device `name` is.
@@ -69,36 +100,18 @@ impl HotPlug {
     /// Adds a device to the port that it names, or to the first free one on which it fits. Returns its name.
     pub fn add(&mut self, machine: &mut Machine, config: &VmConfig, device: &DeviceConfig) -> Result<Name, HotPlugError> {
         let device = &single_function(config, device)?;
-        let name = self.name(device)?;
+        if device.device.is_some_and(|number| number != 0) || device.function != 0 {
+            return Err(HotPlugError::Place { device: device.device.unwrap_or(0), function: device.function });
+        }
+        let name = self.name(machine, device)?;
         let (endpoint, spec) = self.look(config, device, &name)?;
         let port = choose(machine, device, &spec.bars)?;
-        let (id, gsi) = machine.pci().change(|tree| {
-            let route = tree.hierarchy.intx(port.id, Devfn::ZERO, spec.interrupt_pin);
-            (tree.hierarchy.next_id(), route.map(intx::gsi))
-        });
-        let placement = Placement::BelowPort(port.link);
-        let order = Order { name: &name.0, id, endpoint: &endpoint, bars: spec.bars, gsi, placement };
-        let made = machine.factory().make(&order)?;
-        machine.factory().attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
-        let domain = machine.factory().domain();
-        let function = Shared::clone(&made.function);
-        let shown_at = machine.pci().ecam_address(port.below);
-        machine.pci().change(|tree| {
-            tree.mapper.set_domain(domain);
-            let mirror = shown_at.and_then(|at| tree.mapper.mirror(at, id));
-            let mirrored = mirror.is_some_and(|mirror| {
-                let mut function = function.lock().unwrap_or_else(PoisonError::into_inner);
-                function.mirror(&mirror)
-            });
-            let newcomer = Newcomer { id, name: name.clone(), at: Devfn::ZERO, function, mirrored };
-            tree.mapper.add(id, made);
-            let plugged = tree.hierarchy.plug(port.id, vec![newcomer], &mut tree.effects);
-            if plugged.is_err() {
-                tree.mapper.remove(id);
-            }
-            plugged
-        })?;
-        self.endpoints.insert(name.clone(), endpoint);
+        let added = Added { name, endpoint, spec, port: port.name.clone() };
+        let (pci, factory) = machine.parts();
+        plug(pci, factory, &port, &added)?;
+        let name = added.name.clone();
+        self.endpoints.insert(name.clone(), added.endpoint.clone());
+        self.changes.add(added);
         log::info!("{name} was added to port {}", port.name);
         Ok(name)
     }
@@ -106,7 +119,7 @@ impl HotPlug {
     /// Begins to remove the device `name`. It is gone when the guest has let go of it, at the latest after a deadline.
     pub fn remove(&mut self, machine: &mut Machine, name: &str, now: Instant) -> Result<(), HotPlugError> {
         let name = Name::from(name);
-        if self.leaving.iter().any(|leaving| leaving.name == name) {
+        if self.leaves(&name) {
             return Err(HotPlugError::LeavesAlready { name });
         }
         if !self.endpoints.contains_key(&name) {
@@ -115,19 +128,24 @@ impl HotPlug {
         let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
         let port = ports.into_iter().find(|port| port.occupants.iter().any(|(_, occupant)| *occupant == name));
         let port = port.filter(|port| port.removal.is_some()).ok_or_else(|| HotPlugError::Fixed { name: name.clone() })?;
+        let names: Vec<Name> = port.occupants.into_iter().map(|(_, name)| name).collect();
         if port.removal == Some(Removal::Surprise) {
-            return self.take_out(machine, name, port.id, now);
+            return self.take_out(machine, names, port.id, now);
         }
         machine.pci().change(|tree| tree.hierarchy.request_removal(port.id))?;
-        self.leaving.push(Leaving { name, port: port.id, stage: Stage::Asked, deadline: now + RELEASE });
+        self.leaving.push(Leaving { names, port: port.id, stage: Stage::Asked, deadline: now + RELEASE });
         Ok(())
     }
 
+    fn leaves(&self, name: &Name) -> bool {
+        self.leaving.iter().any(|leaving| leaving.names.contains(name))
+    }
+
     /// Takes the device out, whether or not the guest has let go of it.
-    fn take_out(&mut self, machine: &Machine, name: Name, port: FunctionId, now: Instant) -> Result<(), HotPlugError> {
+    fn take_out(&mut self, machine: &Machine, names: Vec<Name>, port: FunctionId, now: Instant) -> Result<(), HotPlugError> {
         let gone = machine.pci().change(|tree| tree.hierarchy.unplug(port, &mut tree.effects))?;
-        log::info!("{name} was taken out of its port");
-        self.leaving.push(Leaving { name, port, stage: Stage::Gone(gone), deadline: now + NOTE });
+        log::info!("{} left its port", list(&names));
+        self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now + NOTE });
         Ok(())
     }
 
@@ -143,8 +161,13 @@ impl HotPlug {
             }
             ready.extend(self.leaving.extract_if(.., |leaving| leaving.port == port && leaving.stage.ends_with(event)));
         }
-        for late in self.leaving.extract_if(.., |leaving| leaving.deadline <= now) {
-            log::warn!("the guest did not let go of {} in time: it leaves all the same", late.name);
+        let held = self.paused.is_some();
+        for late in self.leaving.extract_if(.., |leaving| leaving.deadline <= now && !held) {
+            let names = list(&late.names);
+            match late.stage {
+                Stage::Asked => log::warn!("the guest did not let go of {names} in time: it leaves all the same"),
+                Stage::Gone(_) => log::warn!("the guest did not take note in time that {names} left"),
+            }
             machine.pci().change(|tree| tree.hierarchy.expire(late.port));
             ready.push(late);
         }
@@ -152,13 +175,16 @@ impl HotPlug {
         for leaving in ready {
             match leaving.stage {
                 Stage::Asked => {
-                    if let Err(error) = self.take_out(machine, leaving.name.clone(), leaving.port, now) {
-                        log::error!("{} stays in its port: {error}", leaving.name);
+                    if let Err(error) = self.take_out(machine, leaving.names.clone(), leaving.port, now) {
+                        log::error!("{} stays in its port: {error}", list(&leaving.names));
                     }
                 }
                 Stage::Gone(functions) => {
                     machine.pci().change(|tree| functions.iter().for_each(|(id, _)| tree.mapper.remove(*id)));
-                    self.endpoints.remove(&leaving.name);
+                    for name in &leaving.names {
+                        self.endpoints.remove(name);
+                        self.changes.remove(name);
+                    }
                     left = true;
                 }
             }
@@ -169,22 +195,28 @@ impl HotPlug {
     /// When something is overdue.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.leaving.iter().map(|leaving| leaving.deadline).min()
+        let deadlines = self.leaving.iter().map(|leaving| leaving.deadline);
+        deadlines.min().filter(|_| self.paused.is_none())
     }
 
-    fn name(&mut self, device: &DeviceConfig) -> Result<Name, HotPlugError> {
-        match &device.id {
-            Some(id) if self.endpoints.contains_key(&Name(id.clone())) => Err(HotPlugError::Taken { name: Name(id.clone()) }),
-            Some(id) => Ok(Name(id.clone())),
-            None => {
-                let kind = if matches!(device.kind, DeviceKind::Vfio(_)) { "vfio" } else { "stub" };
-                loop {
-                    let name = Name(format!("{kind}-hot{}", self.added));
-                    self.added += 1;
-                    if !self.endpoints.contains_key(&name) {
-                        return Ok(name);
-                    }
-                }
+    /// The name that `device` has or gets. Devices and ports share their names.
+    fn name(&mut self, machine: &Machine, device: &DeviceConfig) -> Result<Name, HotPlugError> {
+        let is_port = |name: &Name| machine.pci().change(|tree| tree.hierarchy.ports().any(|port| port.name == *name));
+        if let Some(id) = &device.id {
+            let name = Name(id.clone());
+            return match () {
+                () if self.leaves(&name) => Err(HotPlugError::StillLeaves { name }),
+                () if self.endpoints.contains_key(&name) => Err(HotPlugError::Taken { name }),
+                () if is_port(&name) => Err(HotPlugError::NamedAsPort { name }),
+                () => Ok(name),
+            };
+        }
+        let kind = if matches!(device.kind, DeviceKind::Vfio(_)) { "vfio" } else { "stub" };
+        loop {
+            let name = Name(format!("{kind}-hot{}", self.named));
+            self.named += 1;
+            if !self.endpoints.contains_key(&name) && !is_port(&name) {
+                return Ok(name);
             }
         }
     }
@@ -225,6 +257,55 @@ fn single_function(config: &VmConfig, device: &DeviceConfig) -> Result<DeviceCon
     }
 }
 
+/// Makes a device and puts it into `port`.
+fn plug(pci: &PciBus, factory: &mut Factory, port: &PortInfo, device: &Added) -> Result<(), HotPlugError> {
+    let (id, gsi) = pci.change(|tree| {
+        let route = tree.hierarchy.intx(port.id, Devfn::ZERO, device.spec.interrupt_pin);
+        (tree.hierarchy.next_id(), route.map(intx::gsi))
+    });
+    let placement = Placement::BelowPort(port.link);
+    let order = Order { name: &device.name.0, id, endpoint: &device.endpoint, bars: device.spec.bars, gsi, placement };
+    let made = factory.make(&order)?;
+    factory.attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
+    let domain = factory.domain();
+    let (name, function) = (device.name.clone(), Shared::clone(&made.function));
+    let shown_at = pci.ecam_address(port.below);
+    pci.change(|tree| {
+        tree.mapper.set_domain(domain);
+        let mirror = shown_at.and_then(|at| tree.mapper.mirror(at, id));
+        let mirrored = mirror.is_some_and(|mirror| {
+            let mut function = function.lock().unwrap_or_else(PoisonError::into_inner);
+            function.mirror(&mirror)
+        });
+        let newcomer = Newcomer { id, name, at: Devfn::ZERO, function, mirrored };
+        tree.mapper.add(id, made);
+        let plugged = tree.hierarchy.plug(port.id, vec![newcomer], &mut tree.effects);
+        if plugged.is_err() {
+            tree.mapper.remove(id);
+        }
+        plugged
+    })?;
+    Ok(())
+}
+
+/// Puts devices back that came before a reset, where they were, with BARs in the windows of their ports. No guest runs.
+pub fn restore(pci: &PciBus, factory: &mut Factory, added: &[Added]) -> Result<(), HotPlugError> {
+    for device in added {
+        let port = pci.change(|tree| tree.hierarchy.ports().find(|port| port.name == device.port));
+        let port = port.ok_or_else(|| HotPlugError::NoPort { wanted: device.port.to_string(), ports: PortList::default() })?;
+        plug(pci, factory, &port, device)?;
+    }
+    if !added.is_empty() {
+        // The guest finds them as any other, with no event to take note of.
+        pci.change(|tree| tree.hierarchy.reset(&mut tree.effects));
+    }
+    Ok(())
+}
+
+fn list(names: &[Name]) -> String {
+    names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// The port that the device names, or the first free one that has room for its BARs.
 fn choose(machine: &Machine, device: &DeviceConfig, bars: &[Option<BarSpec>; 6]) -> Result<PortInfo, HotPlugError> {
     machine.pci().change(|tree| {
@@ -255,6 +336,28 @@ pub enum HotPlugError {
     Taken {
         /// The name.
         name: Name,
+    },
+    /// The name is still taken.
+    #[error("device {name} is being removed: add it when the guest has let go of it, or give another id")]
+    StillLeaves {
+        /// The name.
+        name: Name,
+    },
+    /// A port has the name.
+    #[error("{name} is the name of a port: give another id")]
+    NamedAsPort {
+        /// The name.
+        name: Name,
+    },
+    /// Another place than the first.
+    #[error(
+        "a device that is added becomes function 0 of device 0 below its port, not function {function} of device {device}: leave out `device` and `function`"
+    )]
+    Place {
+        /// Device number asked for.
+        device: u8,
+        /// Function number asked for.
+        function: u8,
     },
     /// The host function is in this machine already.
     #[error("device {name} is the host function that this machine has as {there}")]
@@ -327,10 +430,16 @@ impl HotPlugError {
     pub fn for_client(&self) -> ApiError {
         let kind = match self {
             Self::Unknown { .. } | Self::NoPort { .. } => ErrorKind::NotFound,
-            Self::Taken { .. } | Self::Twice { .. } | Self::LeavesAlready { .. } | Self::NoneFree { .. } | Self::Plug(_) => {
-                ErrorKind::Conflict
+            Self::Taken { .. }
+            | Self::StillLeaves { .. }
+            | Self::NamedAsPort { .. }
+            | Self::Twice { .. }
+            | Self::LeavesAlready { .. }
+            | Self::NoneFree { .. }
+            | Self::Plug(_) => ErrorKind::Conflict,
+            Self::Place { .. } | Self::Fixed { .. } | Self::Several { .. } | Self::Cdi(_) | Self::Host(_) | Self::Spec(_) => {
+                ErrorKind::BadRequest
             }
-            Self::Fixed { .. } | Self::Several { .. } | Self::Cdi(_) | Self::Host(_) | Self::Spec(_) => ErrorKind::BadRequest,
             Self::Make(_) => ErrorKind::Internal,
         };
         ApiError::from_error(kind, self)

@@ -7,6 +7,7 @@ pub mod address_space;
 pub mod boot;
 pub mod budget;
 pub mod cdi;
+pub mod changes;
 pub mod cli;
 pub mod counters;
 pub mod ctl;

@@ -18,16 +18,19 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::address_space::AddressSpace;
 use crate::boot::{self, BootError, BootInputs, Firmware, FirmwareError, Kernel, KernelError};
+use crate::changes::Added;
 use crate::counters::Report;
 use crate::driver::{End, Ending};
 use crate::effects::Mapper;
 use crate::endpoints::{self, EndpointError, Factory};
+use crate::hotplug::{self, HotPlugError};
 use crate::kvm::{GsiTable, KvmError, SlotError, Slots, Vm};
 use crate::memory::{self, Backing, MemoryError};
 use crate::mirrors::{Mirrors, MirrorsError};
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
+use crate::signals::Signals;
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
 use crate::vcpu::{self, Runner, SetupError, ThreadError, Threads};
@@ -51,6 +54,8 @@ pub struct Design<'a> {
     pub spec: &'a Spec,
     /// By number.
     pub plan: &'a MachinePlan,
+    /// What came since the first start.
+    pub added: &'a [Added],
     /// CPUID of the host.
     pub cpuid: &'a CpuId,
 }
@@ -116,6 +121,7 @@ impl Machine {
         let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
         vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
+        hotplug::restore(&pci, &mut factory, design.added)?;
         let entry = load(&ram, used, payload, design)?;
         let vcpus =
             vcpu::create(&vm, config.cpus.count, design.cpuid.as_slice(), plan.map.physical_address_bits, entry.as_ref())?;
@@ -158,9 +164,9 @@ impl Machine {
         &self.pci
     }
 
-    /// What endpoints are made with.
-    pub const fn factory(&mut self) -> &mut Factory {
-        &mut self.factory
+    /// The hierarchy, and what endpoints are made with.
+    pub fn parts(&mut self) -> (&PciBus, &mut Factory) {
+        (&self.pci, &mut self.factory)
     }
 
     /// What guests told about devices that come and go.
@@ -230,6 +236,7 @@ fn new_ram(config: &MemoryConfig, plan: &MachinePlan, passthrough: bool) -> Resu
         memory::prefault(&ram, threads, &|bytes| {
             let done = done.fetch_add(bytes >> 20, std::sync::atomic::Ordering::Relaxed) + (bytes >> 20);
             log::info!("prefault: {done} of {total} MiB");
+            !Signals::came()
         })?;
     }
     Ok(ram)
@@ -311,6 +318,9 @@ pub enum MachineError {
     /// Devices.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
+    /// Devices that came before a reset.
+    #[error("cannot make a device that was added before the reset")]
+    Added(#[from] HotPlugError),
     /// vCPUs.
     #[error(transparent)]
     Setup(#[from] SetupError),

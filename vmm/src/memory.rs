@@ -63,8 +63,9 @@ pub fn regions(memory: &GuestMemoryMmap) -> Vec<RamRegion> {
         .collect()
 }
 
-/// Gives every page of RAM memory, in parallel. `progress` hears of each finished share, in bytes.
-pub fn prefault(memory: &GuestMemoryMmap, threads: u16, progress: &(dyn Fn(u64) + Sync)) -> Result<(), MemoryError> {
+/// Gives every page of RAM memory, in parallel. `progress` hears of each finished piece, in bytes, and
+/// says whether to go on.
+pub fn prefault(memory: &GuestMemoryMmap, threads: u16, progress: &(dyn Fn(u64) -> bool + Sync)) -> Result<(), MemoryError> {
     let threads = u64::from(threads.max(1));
     for region in regions(memory) {
         let share = (region.len / threads).next_multiple_of(SHARE).min(region.len).max(1);
@@ -91,23 +92,27 @@ pub fn prefault(memory: &GuestMemoryMmap, threads: u16, progress: &(dyn Fn(u64) 
     Ok(())
 }
 
-/// What one call populates: small enough to report progress, large enough for 1 GiB pages.
+/// Threads get whole shares of this size, so that no two work on one page of 1 GiB.
 const SHARE: u64 = 1 << 30;
+/// What one call populates: small enough to report progress and to be broken off soon.
+const PIECE: u64 = 128 << 20;
 /// linux: include/uapi/asm-generic/mman-common.h, since 5.14.
 const MADV_POPULATE_WRITE: i32 = 23;
 
-fn populate(host: u64, len: u64, progress: &(dyn Fn(u64) + Sync)) -> io::Result<()> {
+fn populate(host: u64, len: u64, progress: &(dyn Fn(u64) -> bool + Sync)) -> io::Result<()> {
     let mut done = 0;
     while done < len {
-        let chunk = SHARE.min(len - done);
+        let chunk = PIECE.min(len - done);
         let (address, bytes) = (usize::try_from(host + done), usize::try_from(chunk));
         let (Ok(address), Ok(bytes)) = (address, bytes) else { return Err(io::ErrorKind::OutOfMemory.into()) };
         // SAFETY: the range lies in a mapping that the caller borrows; the advice changes no content.
         if unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), bytes, MADV_POPULATE_WRITE) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        progress(chunk);
         done += chunk;
+        if !progress(chunk) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
     }
     Ok(())
 }
@@ -203,6 +208,7 @@ mod tests {
         let done = AtomicU64::new(0);
         prefault(&memory, 3, &|bytes| {
             done.fetch_add(bytes, Ordering::Relaxed);
+            true
         })
         .unwrap();
         assert_eq!(done.into_inner(), 8 << 20);

@@ -13,6 +13,7 @@ use rustix::stdio::{stdin, stdout};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::changes::Changes;
 use crate::cli::RunOptions;
 use crate::driver::{self, End, Input, Sources};
 use crate::kvm::Vm;
@@ -71,7 +72,7 @@ impl Outputs {
         Ok(Self { consoles: vec![serial.clone(), debug.clone()], serial, debug: Some(debug), interactive: false })
     }
 
-    /// Runs the machine until its end. Commands of `service` are answered meanwhile.
+    /// Runs the machine until its end; devices that came and went stay so through resets. Commands of `service` are answered meanwhile.
     pub fn run(
         &self,
         vm: Vm,
@@ -85,9 +86,12 @@ impl Outputs {
         let mut vm = Some(vm);
         let mut ram: Option<GuestMemoryMmap> = None;
         let mut terminal = None;
+        let mut changes = Changes::default();
         loop {
+            let plan = changes.plan(design.plan);
+            let design = Design { plan: &plan, added: changes.added(), ..*design };
             let next = vm.take().map_or_else(Vm::new, Ok)?;
-            let mut machine = Machine::start(next, design, &surroundings, ram.take())?;
+            let mut machine = Machine::start(next, &design, &surroundings, ram.take())?;
             // Until here a signal ends the process at once, which a start that takes minutes must allow.
             let signals = Signals::handle().map_err(RunError::Event)?;
             if self.interactive && terminal.is_none() {
@@ -96,12 +100,15 @@ impl Outputs {
             let input = self.input(&machine, terminal.is_some(), &resume)?;
             let ending = Arc::clone(&machine.ending);
             let sources = Sources { signals, consoles: self.consoles.clone(), input, limit: options.time_limit };
+            let mut next_changes = Changes::default();
             let end = match &mut service {
                 None => driver::run(&ending, sources, None)?,
                 Some(service) => {
-                    let mut session = Session::new(service, &mut machine, design.config, design.spec);
+                    let mut session = Session::new(service, &mut machine, design.config, design.spec, changes.clone());
                     session.started();
-                    driver::run(&ending, sources, Some(&mut session))?
+                    let end = driver::run(&ending, sources, Some(&mut session))?;
+                    next_changes = session.changes();
+                    end
                 }
             };
             let left = machine.stop();
@@ -109,9 +116,11 @@ impl Outputs {
                 // A standard error that is full or closed is no reason to end otherwise than the guest did.
                 let _ = write!(io::stderr().lock(), "{}", machine.counters());
             }
-            if end == End::Power(PowerEvent::Reset) && !options.no_reboot {
-                log::info!("the guest resets");
+            let by_guest = end == End::Power(PowerEvent::Reset) && !options.no_reboot;
+            if by_guest || end == End::Reboot {
+                log::info!("the machine resets");
                 ram = Some(left);
+                changes = next_changes;
                 continue;
             }
             return Ok(end);

@@ -79,7 +79,7 @@ impl Guest {
 
     /// Runs it to its end and writes out its consoles.
     pub fn run(&self, vm: Vm, options: &RunOptions, service: Option<&mut Service<'_>>) -> Result<End, RunError> {
-        let design = Design { config: &self.config, spec: &self.spec, plan: &self.plan, cpuid: &self.cpuid };
+        let design = Design { config: &self.config, spec: &self.spec, plan: &self.plan, cpuid: &self.cpuid, added: &[] };
         let end = self.outputs.run(vm, &design, options, service);
         let lost = self.outputs.close();
         if lost > 0 {
@@ -87,6 +87,14 @@ impl Guest {
         }
         end
     }
+}
+
+/// Looks for mistakes in a configuration that can be found without starting anything.
+pub fn check(config: &VmConfig) -> Result<(), RunError> {
+    let (config, _) = cdi::apply(config)?;
+    let host = host::look(&config)?;
+    spec::spec(&config, &host)?;
+    Ok(())
 }
 
 /// Plans without a machine, for physical addresses of `address_bits`, by default this processor's.
@@ -200,7 +208,7 @@ pub fn start_log(config: &api::config::LogConfig) -> Result<(), RunError> {
 pub fn exit_code(end: End) -> u8 {
     match end {
         End::Power(PowerEvent::PowerOff) | End::Escape | End::Command => exit_code::POWER_OFF,
-        End::Power(PowerEvent::Reset) => exit_code::RESET,
+        End::Power(PowerEvent::Reset) | End::Reboot => exit_code::RESET,
         // As a process status keeps it: the low eight bits.
         End::Power(PowerEvent::Exit(value)) => value.wrapping_shl(1) | 1,
         End::Vcpu(Ended::TripleFault) => {

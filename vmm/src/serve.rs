@@ -19,6 +19,7 @@ use crate::driver::End;
 use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
+use crate::spec::SpecError;
 
 /// How long clients may take to read their last reply when the process ends.
 const LAST_WORD: Duration = Duration::from_secs(2);
@@ -28,10 +29,16 @@ const LAST_WORD: Duration = Duration::from_secs(2);
 pub fn serve(config: Option<VmConfig>, options: &RunOptions, socket: &Path) -> Result<u8, ServeError> {
     run::start_log(&options.log)?;
     let (controller, inbox) = channel().map_err(ServeError::Channel)?;
+    // From here on a signal ends the process by this thread, which removes the socket.
+    let signals = Signals::handle().map_err(ServeError::Channel)?;
     let published = Published::new();
-    let server = Server::start(socket, controller, published.clone(), VmConfig::default(), Limits::default())?;
     let started_by_flags = config.is_some();
-    let mut state = State { config, inbox: &inbox, published: &published };
+    let mut state = State { config, inbox: &inbox, published: &published, signals };
+    if started_by_flags {
+        // A client that is there before the machine finds it on its way.
+        state.publish(Phase::Starting);
+    }
+    let server = Server::start(socket, controller, published.clone(), VmConfig::default(), Limits::default())?;
     let done = if started_by_flags { state.boot(options, None) } else { Ok(None) };
     let code = match done {
         Ok(Some(code)) => Ok(code),
@@ -47,6 +54,7 @@ struct State<'a> {
     config: Option<VmConfig>,
     inbox: &'a Inbox,
     published: &'a Published,
+    signals: Signals,
 }
 
 impl State<'_> {
@@ -64,13 +72,24 @@ impl State<'_> {
         let Service { starter, enders, after, .. } = service;
         let code = match ended {
             Ok(end) => self.follow(end, after),
-            // A machine that could not be started is still there to be started again.
-            Err(error) if by_command && starter.is_some() => {
-                answer(starter, Err(ApiError::from_error(ErrorKind::Internal, &error)));
-                self.publish(Phase::Created);
-                None
+            Err(error) => {
+                let signal = self.signals.take();
+                let told = by_command && starter.is_some();
+                if told {
+                    // A machine that could not be started is still there to be started again.
+                    self.publish(Phase::Created);
+                }
+                let why = match signal {
+                    Some(signal) => ApiError::new(ErrorKind::Internal, format!("signal {signal} ended the process")),
+                    None => ApiError::from_error(ErrorKind::Internal, &error),
+                };
+                answer(starter, Err(why));
+                match signal {
+                    Some(signal) => Some(exit_code(End::Signal(signal))),
+                    None if told => None,
+                    None => return Err(error.into()),
+                }
             }
-            Err(error) => return Err(error.into()),
         };
         enders.into_iter().for_each(|reply| reply.send(Ok(())));
         Ok(code)
@@ -94,7 +113,6 @@ impl State<'_> {
 
     /// Waits for commands while there is no machine.
     fn idle(&mut self, options: &RunOptions) -> Result<u8, ServeError> {
-        let signals = Signals::handle().map_err(ServeError::Channel)?;
         loop {
             while let Some(command) = self.inbox.next() {
                 if let Some(code) = self.obey(command, options)? {
@@ -102,13 +120,13 @@ impl State<'_> {
                 }
             }
             // SAFETY: the descriptor of the signals' event is never closed.
-            let signal = unsafe { BorrowedFd::borrow_raw(signals.event().as_raw_fd()) };
+            let signal = unsafe { BorrowedFd::borrow_raw(self.signals.event().as_raw_fd()) };
             let mut waited = [PollFd::new(self.inbox, PollFlags::IN), PollFd::from_borrowed_fd(signal, PollFlags::IN)];
             match poll(&mut waited, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(ServeError::Channel(error.into())),
             }
-            if let Some(signal) = signals.take() {
+            if let Some(signal) = self.signals.take() {
                 return Ok(exit_code(End::Signal(signal)));
             }
         }
@@ -120,6 +138,8 @@ impl State<'_> {
                 let there = self.config.is_some();
                 if there {
                     reply.send(Err(ApiError::new(ErrorKind::Conflict, "there is a virtual machine already: delete it first")));
+                } else if let Err(error) = run::check(&config) {
+                    reply.send(Err(ApiError::from_error(kind(&error), &error)));
                 } else {
                     self.config = Some(*config);
                     self.publish(Phase::Created);
@@ -156,6 +176,14 @@ impl State<'_> {
             progress: None,
             devices: Vec::new(),
         }));
+    }
+}
+
+/// Whose fault a configuration is that cannot be.
+const fn kind(error: &RunError) -> ErrorKind {
+    match error {
+        RunError::Spec(SpecError::NoDevice { .. }) => ErrorKind::Unsupported,
+        _ => ErrorKind::BadRequest,
     }
 }
 

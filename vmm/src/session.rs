@@ -8,8 +8,8 @@ use api::command::{Command, Reply, Resize};
 use api::config::VmConfig;
 use api::error::{ApiError, ErrorKind};
 use api::info::{Phase, Published, VmInfo};
-use devices::legacy::PowerEvent;
 
+use crate::changes::Changes;
 use crate::driver::{Attendant, End};
 use crate::hotplug::HotPlug;
 use crate::listing;
@@ -36,7 +36,7 @@ pub struct Service<'a> {
     pub inbox: &'a Inbox,
     /// Where the machine's state is made known.
     pub published: &'a Published,
-    /// Who asked for the start, until it has happened.
+    /// Who asked for the start or the reset, until it has happened.
     pub starter: Option<Reply<()>>,
     /// Who asked for the end; answered when the machine is gone.
     pub enders: Vec<Reply<()>>,
@@ -55,8 +55,14 @@ pub struct Session<'a, 's> {
 impl<'a, 's> Session<'a, 's> {
     /// For a machine that has just been started.
     #[must_use]
-    pub fn new(service: &'a mut Service<'s>, machine: &'a mut Machine, config: &'a VmConfig, spec: &Spec) -> Self {
-        let hotplug = HotPlug::new(spec);
+    pub fn new(
+        service: &'a mut Service<'s>,
+        machine: &'a mut Machine,
+        config: &'a VmConfig,
+        spec: &Spec,
+        changes: Changes,
+    ) -> Self {
+        let hotplug = HotPlug::new(spec, changes);
         Self { service, machine, config, hotplug }
     }
 
@@ -66,6 +72,12 @@ impl<'a, 's> Session<'a, 's> {
         if let Some(reply) = self.service.starter.take() {
             reply.send(Ok(()));
         }
+    }
+
+    /// How the devices differ from those at the first start. A removal under way counts as done.
+    #[must_use]
+    pub fn changes(self) -> Changes {
+        self.hotplug.changes()
     }
 
     fn publish(&self, phase: Phase) {
@@ -87,7 +99,7 @@ impl<'a, 's> Session<'a, 's> {
     fn obey(&mut self, command: Command) -> Option<End> {
         match command {
             Command::Create { reply, .. } => {
-                reply.send(Err(ApiError::new(ErrorKind::WrongState, "there is a virtual machine already: delete it first")));
+                reply.send(Err(ApiError::new(ErrorKind::Conflict, "there is a virtual machine already: delete it first")));
             }
             Command::Boot { reply } => {
                 reply.send(Err(ApiError::new(ErrorKind::WrongState, "the virtual machine runs already")));
@@ -96,15 +108,17 @@ impl<'a, 's> Session<'a, 's> {
             Command::Shutdown { reply } => return self.end(After::Created, reply),
             Command::VmmShutdown { reply } => return self.end(After::Exit, reply),
             Command::Reboot { reply } => {
-                reply.send(Ok(()));
-                return Some(End::Power(PowerEvent::Reset));
+                self.service.starter = Some(reply);
+                return Some(End::Reboot);
             }
             Command::Pause { reply } => {
                 self.machine.pause();
+                self.hotplug.pause(Instant::now());
                 self.publish(Phase::Paused);
                 reply.send(Ok(()));
             }
             Command::Resume { reply } => {
+                self.hotplug.resume(Instant::now());
                 self.machine.resume();
                 self.publish(Phase::Running);
                 reply.send(Ok(()));

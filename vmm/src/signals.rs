@@ -40,6 +40,12 @@ impl Signals {
         self.0
     }
 
+    /// Whether a signal came that nobody has taken. Never while signals are not handled.
+    #[must_use]
+    pub fn came() -> bool {
+        RECEIVED.load(Ordering::Relaxed) != 0
+    }
+
     /// The signal that came.
     #[must_use]
     pub fn take(&self) -> Option<i32> {

@@ -51,11 +51,11 @@ pub enum CtlCommand {
     Pause,
     /// Let the processors go on
     Resume,
-    /// Reset the machine
+    /// Reset the machine; devices that were added stay
     Reboot,
     /// Press the power button (refused: no machine has one)
     PowerButton,
-    /// End the guest and keep the machine, to be booted again
+    /// End the guest and keep the machine, to be booted again as it was created
     Stop,
     /// End the guest and forget the machine
     Delete,

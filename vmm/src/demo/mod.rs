@@ -55,7 +55,9 @@ pub fn run(options: &DemoOptions) -> Result<u8, DemoError> {
     let (mut serial, mut debug) = (memory_file("serial", &[])?, memory_file("debug", &[])?);
     let outputs = Outputs::captured(same(&serial)?.into(), same(&debug)?.into())?;
     let boot = RunOptions { no_reboot: true, time_limit: Some(LIMIT), ..RunOptions::default() };
-    let end = outputs.run(vm, &Design { config: &config, spec: &spec, plan: &plan, cpuid: &cpuid }, &boot, None).map(exit_code);
+    let end = outputs
+        .run(vm, &Design { config: &config, spec: &spec, plan: &plan, cpuid: &cpuid, added: &[] }, &boot, None)
+        .map(exit_code);
     outputs.close();
     let (seen, report) = (text(&mut serial)?, text(&mut debug)?);
     let seen = Seen(&seen);

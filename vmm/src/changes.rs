@@ -1,0 +1,129 @@
+//! Holds how the devices of a machine differ from those it started with. A reset keeps them: what was added is there
+//! again, what left stays away.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use pci::topology::{EndpointSpec, Name, Parent, PlannedKind};
+
+use crate::plan::MachinePlan;
+use crate::spec::Endpoint;
+
+/// A device that came while the guest ran.
+#[derive(Debug, Clone)]
+pub struct Added {
+    /// Its name.
+    pub name: Name,
+    /// What it is.
+    pub endpoint: Endpoint,
+    /// What must be known to place it.
+    pub spec: EndpointSpec,
+    /// The port that it hangs on.
+    pub port: Name,
+}
+
+/// Devices that came and planned ones that left.
+#[derive(Debug, Clone, Default)]
+pub struct Changes {
+    added: Vec<Added>,
+    left: BTreeSet<Name>,
+}
+
+impl Changes {
+    /// What came and is still there, in this order.
+    #[must_use]
+    pub fn added(&self) -> &[Added] {
+        &self.added
+    }
+
+    /// Whether the planned device `name` has left.
+    #[must_use]
+    pub fn has_left(&self, name: &Name) -> bool {
+        self.left.contains(name)
+    }
+
+    /// A device came.
+    pub fn add(&mut self, added: Added) {
+        self.added.push(added);
+    }
+
+    /// A device left.
+    pub fn remove(&mut self, name: &Name) {
+        let before = self.added.len();
+        self.added.retain(|added| added.name != *name);
+        if self.added.len() == before {
+            self.left.insert(name.clone());
+        }
+    }
+
+    /// `plan` without the devices that have left. Ports, windows and bus numbers stay as they are.
+    #[must_use]
+    pub fn plan<'a>(&self, plan: &'a MachinePlan) -> Cow<'a, MachinePlan> {
+        if self.left.is_empty() {
+            return Cow::Borrowed(plan);
+        }
+        let mut plan = plan.clone();
+        let functions = &mut plan.pci.functions;
+        functions.retain(|function| !matches!(function.kind, PlannedKind::Endpoint(_)) || !self.left.contains(&function.name));
+        let taken: BTreeSet<Parent> = functions.iter().map(|function| function.on).collect();
+        for function in functions {
+            if let PlannedKind::Port(port) = &mut function.kind {
+                port.occupied = taken.contains(&Parent::Port(function.id));
+            }
+        }
+        Cow::Owned(plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{self, Limits};
+    use crate::spec::{self, Host, Spec};
+
+    fn two_devices_on_hot_plug_ports() -> (Spec, MachinePlan) {
+        let config = api::config::VmConfig {
+            pcie: "root-ports=2".parse().unwrap(),
+            devices: vec!["stub,id=a,on=port0".parse().unwrap(), "stub,id=b,on=port1".parse().unwrap()],
+            ..Default::default()
+        };
+        let spec = spec::spec(&config, &Host::default()).unwrap();
+        let limits = Limits { ram: 64 << 20, address_bits: 40, amd: false, firmware: 0 };
+        let plan = plan::plan(&spec.topology, &limits).unwrap();
+        (spec, plan)
+    }
+
+    #[test]
+    fn a_device_that_left_leaves_its_port_empty_and_everything_else_in_place() {
+        let (_, whole) = two_devices_on_hot_plug_ports();
+        let mut changes = Changes::default();
+        assert!(matches!(changes.plan(&whole), Cow::Borrowed(_)));
+        changes.remove(&Name::from("a"));
+        let rest = changes.plan(&whole);
+        let ports = |plan: &MachinePlan| {
+            let ports = plan.pci.functions.iter().filter_map(|function| match &function.kind {
+                PlannedKind::Port(port) => Some((function.name.to_string(), function.at, port.windows, port.occupied)),
+                PlannedKind::Endpoint(_) => None,
+            });
+            ports.collect::<Vec<_>>()
+        };
+        assert_eq!(rest.pci.by_name("a"), None);
+        assert_eq!(rest.pci.by_name("b"), whole.pci.by_name("b"));
+        let expected = ports(&whole).into_iter().map(|(name, at, windows, there)| {
+            let there = there && name != "port0";
+            (name, at, windows, there)
+        });
+        assert_eq!(ports(&rest), expected.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_came_and_went_again_is_no_change() {
+        let (spec, plan) = two_devices_on_hot_plug_ports();
+        let endpoint = spec.endpoints[&Name::from("a")].clone();
+        let Some(PlannedKind::Endpoint(planned)) = plan.pci.by_name("a").map(|function| &function.kind) else { panic!() };
+        let mut changes = Changes::default();
+        changes.add(Added { name: Name::from("x"), endpoint, spec: planned.spec.clone(), port: Name::from("port0") });
+        changes.remove(&Name::from("x"));
+        assert!(changes.added().is_empty() && !changes.has_left(&Name::from("x")));
+    }
+}
