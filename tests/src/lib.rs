@@ -5,6 +5,7 @@
 //! | which executable is tested? | [`executable`] |
 //! | what did it print, and how did it end? | [`process`] |
 //! | what does a user at a terminal see? | [`terminal`] |
+//! | what does a client of the API socket get? | [`server`] |
 //! | what did a bare-metal guest find? | [`guest`] |
 //!
 //! Nothing here links with Banyan. Tests that need KVM carry `#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]`: where
@@ -14,6 +15,7 @@
 pub mod executable;
 pub mod guest;
 pub mod process;
+pub mod server;
 pub mod terminal;
 
 pub use guest::Guest;

@@ -1,0 +1,273 @@
+//! The API socket and devices that come and go, from the outside: raw requests to the real executable.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tests::Guest;
+use tests::guest::image;
+use tests::server::{NOBODY, Server, call};
+
+/// Follows slots and uses what comes.
+fn slots(options: &str, ports: &str) -> Guest {
+    Guest::new("slots").options(options).with(&["--memory", "64M", "--pcie", ports])
+}
+
+const WORKER: &str = "bar0=64K:mem32,bar1=1M:mem64:prefetchable,msix=4,dma=on";
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_machine_that_cannot_be_is_refused_when_it_is_created() {
+    let server = Server::empty();
+    let kernel = image("echo.elf");
+    for (more, status, part) in [
+        (r#","net":[{"tap":"t0"}]"#, 501, "net"),
+        (r#","vsock":{"cid":3,"socket":"/s"}"#, 501, "vsock"),
+        (r#","devices":[{"path":"/sys/bus/pci/devices/0000:99:00.0"}]"#, 400, "0000:99:00.0"),
+        (r#","devices":[{"banyan":"stub,id=a"},{"banyan":"stub,id=a"}]"#, 400, "named `a`"),
+    ] {
+        let (found, reply) = server.create(&kernel, more);
+        assert!(found == status && reply.contains(part), "{more}: {found} {reply}");
+        server.expect("GET vm.info", "", 404);
+    }
+    assert_eq!(server.create(&kernel, "").0, 204);
+    server.expect("PUT vm.boot", "", 204);
+    assert_eq!(server.create(&kernel, "").0, 409);
+    server.expect("PUT vm.delete", "", 204);
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_boot_that_fails_can_be_tried_again() {
+    let server = Server::empty();
+    let kernel = server.socket().with_file_name("kernel");
+    assert_eq!(server.create(&kernel.display().to_string(), "").0, 204);
+    for _ in 0..2 {
+        let reply = server.expect("PUT vm.boot", "", 500);
+        assert!(reply.contains("No such file"), "{reply}");
+        assert!(server.expect("GET vm.info", "", 200).contains(r#""phase":"created""#));
+    }
+    fs::copy(image("echo.elf"), &kernel).unwrap();
+    server.expect("PUT vm.boot", "", 204);
+    assert!(server.expect("GET vm.info", "", 200).contains(r#""phase":"running""#));
+    server.process.signal(Signal::TERM);
+    server.ends(143);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_e4_every_client_that_asks_for_the_end_is_told_of_it() {
+    for calls in [&[][..], &["PUT vm.boot"], &["PUT vm.boot", "PUT vm.pause"]] {
+        let server = Server::empty();
+        assert_eq!(server.create(&image("echo.elf"), "").0, 204);
+        for what in calls {
+            server.expect(what, "", 204);
+        }
+        let clients: Vec<_> = (0..8)
+            .map(|_| {
+                let socket = server.socket();
+                thread::spawn(move || call(&socket, "PUT vmm.shutdown", "").0)
+            })
+            .collect();
+        let replies: Vec<u16> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        assert!(replies.contains(&204), "{replies:?}");
+        assert!(replies.iter().all(|status| matches!(*status, 204 | NOBODY)), "{calls:?}: {replies:?}");
+        server.ends(0);
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn commands_at_once_from_many_clients_are_all_answered() {
+    let server = Server::empty();
+    let clients: Vec<_> = (0..4u32)
+        .map(|client| {
+            let (socket, kernel) = (server.socket(), image("echo.elf"));
+            thread::spawn(move || {
+                let create = format!(r#"{{"payload":{{"kernel":"{kernel}"}},"memory":{{"size":67108864}}}}"#);
+                let calls = ["create", "boot", "pause", "reboot", "resume", "shutdown", "delete"];
+                for round in 0..70 {
+                    let name = calls[usize::try_from((round * (client + 1) + client) % 7).unwrap()];
+                    let (status, reply) = call(&socket, &format!("PUT vm.{name}"), if name == "create" { &create } else { "" });
+                    assert!(matches!(status, 204 | 404 | 405 | 409), "vm.{name}: {status} {reply}");
+                }
+            })
+        })
+        .collect();
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_signal_while_memory_is_prepared_ends_the_process_and_removes_the_socket() {
+    let guest = Guest::new("echo").with(&["--memory", "size=1G,prefault=on,prefault_threads=1"]);
+    let server = Server::run(&guest);
+    server.until("GET vmm.ping", "", 200);
+    server.process.signal(Signal::TERM);
+    server.ends(143);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_b4_a_device_can_be_added_as_soon_as_somebody_listens() {
+    for _ in 0..5 {
+        let mut server = Server::run(&slots("", "root-ports=2"));
+        let (status, reply) = loop {
+            let (status, reply) = server.add(&format!("stub,id=x,{WORKER}"));
+            if status != NOBODY {
+                break (status, reply);
+            }
+        };
+        assert_eq!(status, 200, "{reply}");
+        server.process.expect("came 01:00.0");
+        server.process.send("\n");
+        server.process.finish().expect_code(1).expect_output(&["came 1 left 0"]);
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_b3_a_device_that_cannot_be_added_is_told_what_there_is() {
+    let server = Server::run(&slots("acknowledge=0", "root-ports=2").devices(&["stub,id=cold"]));
+    assert_eq!(server.until("PUT vm.add-device", r#"{"banyan":"stub,id=a"}"#, 200).matches("\"id\":\"a\"").count(), 1);
+    server.refuses("stub,id=a", 409, &["device a already"]);
+    server.refuses("stub,id=port1", 409, &["name of a port"]);
+    server.refuses("stub,id=b,on=nowhere", 404, &["no port nowhere", "`port0` has `a`", "`port1` is free"]);
+    server.refuses("stub,id=b,on=port0", 409, &["`port0` has `a`", "`port1` is free"]);
+    server.refuses("stub,id=b,on=cold-port", 409, &["`port1` is free"]);
+    server.refuses("stub,id=b,function=1", 400, &["function 1", "leave out"]);
+    server.refuses("stub,id=b,bar0=512G:mem64:prefetchable", 409, &["port1", "prefetchable window lacks"]);
+    server.refuses("stub,id=b,bar0=1G:mem32", 409, &["port1", "memory window lacks"]);
+    assert_eq!(server.add("stub,id=b").0, 200);
+    server.refuses("stub,id=c", 409, &["no hot-plug port is free", "`port0` has `a`", "`port1` has `b`"]);
+    // This guest takes note of nothing.
+    assert_eq!((server.remove("a"), server.remove("a"), server.remove("cold"), server.remove("none")), (204, 409, 400, 404));
+    server.refuses("stub,id=a", 409, &["is being removed"]);
+    server.refuses("stub,id=c,on=port0", 409, &["port0", "has not taken note"]);
+    assert_eq!(server.devices(), "cold@cold-port b@port1");
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_b5_rounds_of_adding_and_removing_leave_nothing_behind() {
+    let mut server = Server::run(&slots("quiet=1", "root-ports=2"));
+    server.process.expect("slots 2");
+    let mut before = None;
+    for round in 0..60 {
+        let interrupts = ["msix=4", "msi=2", "intx=A"][round % 3];
+        let device = format!("stub,id=x,bar0=64K:mem32,bar1=1M:mem64:prefetchable,{interrupts},dma=on");
+        server.until("PUT vm.add-device", &format!(r#"{{"banyan":"{device}"}}"#), 200);
+        if round % 4 == 0 {
+            // Long enough for the guest to use it.
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(server.remove("x"), 204);
+        if round == 5 || round == 59 {
+            // A name is free again when the guest has taken note.
+            server.until("PUT vm.remove-device", r#"{"id":"x"}"#, 404);
+            let counters = server.expect("GET vm.counters", "", 200);
+            let (_, slots) = counters.split_once(r#""memory_slots":"#).unwrap();
+            let slots: u32 = slots.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap();
+            // Threads of copy engines end by themselves.
+            thread::sleep(Duration::from_millis(100));
+            let now = (server.process.usage(), slots);
+            assert_eq!(*before.get_or_insert(now), now, "after round {round}");
+        }
+    }
+    assert_eq!(server.devices(), "");
+    server.process.send("\n");
+    server.process.finish().expect_code(1).expect_output(&["PASS"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn devices_that_came_and_went_stay_so_through_a_reset() {
+    let cold = ["stub,id=c0,on=port0", "stub,id=c1,on=port1"];
+    let mut server = Server::run(&slots("", "root-ports=4").devices(&cold).with(&["--no-reboot"]));
+    for place in ["came 01:00.0", "came 02:00.0"] {
+        server.process.expect(place);
+    }
+    assert_eq!((server.remove("c0"), server.add(&format!("stub,id=hot,on=port2,{WORKER}")).0), (204, 200));
+    for place in ["left 01:00.0", "came 03:00.0"] {
+        server.process.expect(place);
+    }
+    // A request for a reset is none of the guest's.
+    for _ in 0..3 {
+        server.expect("PUT vm.reboot", "", 204);
+        assert_eq!(server.devices(), "c1@port1 hot@port2");
+        server.process.expect("slots 4");
+        let found = server.process.expect("came 03:00.0");
+        assert!(found.contains("came 02:00.0") && !found.contains("01:00.0"), "{found}");
+    }
+    // What is on its way out does not come back, and a name that is free can be taken again.
+    server.expect("PUT vm.pause", "", 204);
+    assert_eq!(server.remove("hot"), 204);
+    server.expect("PUT vm.reboot", "", 204);
+    assert_eq!(server.devices(), "c1@port1");
+    assert_eq!(server.add("stub,id=hot,on=port3").0, 200);
+    server.process.expect("came 04:00.0");
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_guest_that_resets_itself_finds_the_devices_that_came() {
+    let mut server = Server::run(&slots("", "root-ports=2"));
+    server.process.expect("slots 2");
+    assert_eq!(server.add(&format!("stub,id=hot,on=port1,{WORKER}")).0, 200);
+    server.process.expect("came 02:00.0");
+    server.process.send("r");
+    server.process.expect("slots 2");
+    server.process.expect("came 02:00.0");
+    assert_eq!(server.remove("hot"), 204);
+    server.process.expect("left 02:00.0");
+    server.process.send("r");
+    server.process.expect("slots 2");
+    server.process.send("\n");
+    server.process.finish().expect_code(1).expect_output(&["came 0 left 0"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn functions_of_one_device_leave_together_and_free_their_names() {
+    let cold = ["stub,id=f0,on=port0", "stub,id=f1,on=port0,function=1"];
+    let mut server = Server::run(&slots("", "root-ports=1").devices(&cold));
+    server.process.expect("came 01:00.0");
+    assert_eq!(server.remove("f1"), 204);
+    assert!(matches!(server.remove("f0"), 404 | 409));
+    server.process.expect("left 01:00.0");
+    server.until("PUT vm.remove-device", r#"{"id":"f0"}"#, 404);
+    assert_eq!(server.devices(), "");
+    assert_eq!(server.add("stub,id=f0").0, 200);
+    server.process.expect("came 01:00.0");
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_guest_that_writes_everywhere_meets_devices_that_come_and_go() {
+    let options = ["--cpus", "2", "--memory", "64M", "--pcie", "root-ports=2,switch-ports=2,removal=button"];
+    let guest = Guest::new("hostile").options("cpus=2 seed=7 rounds=4000").with(&options);
+    let server = Server::run(&guest);
+    server.until("GET vmm.ping", "", 200);
+    let mut counts = [0u32; 2];
+    for round in 0.. {
+        let id = format!("x{}", round % 5);
+        let (added, reply) = server.add(&format!("stub,id={id},{WORKER}"));
+        let removed = server.remove(&format!("x{}", (round * 3) % 5));
+        // The guest's end meets a request that is under way, or comes before it.
+        if [added, removed].iter().any(|status| matches!(*status, NOBODY | 500)) {
+            break;
+        }
+        assert!(matches!(added, 200 | 409) && matches!(removed, 204 | 404 | 409), "{added} {reply} {removed}");
+        counts[0] += u32::from(added == 200);
+        counts[1] += u32::from(removed == 204);
+    }
+    assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
+    server.process.finish().expect_code(1).expect_output(&["survived", "PASS"]);
+}
