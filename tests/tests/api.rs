@@ -192,10 +192,11 @@ fn devices_that_came_and_went_stay_so_through_a_reset() {
     for place in ["came 01:00.0", "came 02:00.0"] {
         server.process.expect(place);
     }
-    assert_eq!((server.remove("c0"), server.add(&format!("stub,id=hot,on=port2,{WORKER}")).0), (204, 200));
-    for place in ["left 01:00.0", "came 03:00.0"] {
-        server.process.expect(place);
-    }
+    // One after the other: a guest that looks at its slots in turn may see two changes in either order.
+    assert_eq!(server.remove("c0"), 204);
+    server.process.expect("left 01:00.0");
+    assert_eq!(server.add(&format!("stub,id=hot,on=port2,{WORKER}")).0, 200);
+    server.process.expect("came 03:00.0");
     // A request for a reset is none of the guest's.
     for _ in 0..3 {
         server.expect("PUT vm.reboot", "", 204);
