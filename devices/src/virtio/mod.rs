@@ -8,7 +8,6 @@
 //! | how does a device signal its driver? | [`signals`] |
 //! | who serves a queue, and when does it stop? | [`worker`] |
 //! | how do accesses through configuration space reach the BAR? | [`window`] |
-//! | where does a request lie in guest memory? | `chain` |
 //! | what does a disk do with a request? | [`block`] |
 //!
 //! A doorbell costs the guest one exit and writes an eventfd; a worker thread takes it from there and reads and writes
@@ -16,7 +15,6 @@
 //! that makes no sense ends with an error or with `DEVICE_NEEDS_RESET`, never with a panic or an endless loop.
 
 pub mod block;
-pub(crate) mod chain;
 pub mod common;
 pub mod function;
 pub mod layout;
