@@ -52,6 +52,13 @@ impl<'a, 'f> Pairs<'a, 'f> {
         }
     }
 
+    /// `key=[a,b]`.
+    pub(crate) fn list(&mut self, key: &str, elements: &[String]) -> fmt::Result {
+        let comma = if self.started { "," } else { "" };
+        self.started = true;
+        write!(self.out, "{comma}{key}=[{}]", elements.join(","))
+    }
+
     /// `key=value`, if there is one.
     pub(crate) fn optional(&mut self, key: &str, value: Option<&dyn fmt::Display>) -> fmt::Result {
         value.map_or(Ok(()), |value| self.pair(key, value))

@@ -8,6 +8,7 @@ use super::device::DeviceConfig;
 use super::disk::DiskConfig;
 use super::growth::{CpuTopology, GrowthConfig};
 use super::memory::MemoryConfig;
+use super::numa::NumaConfig;
 use super::output::OutputConfig;
 use super::pcie::PcieConfig;
 use super::topology::TopologyConfig;
@@ -20,6 +21,8 @@ pub struct VmConfig {
     pub cpus: CpuConfig,
     /// Memory.
     pub memory: MemoryConfig,
+    /// Memory nodes.
+    pub numa: NumaConfig,
     /// What runs first. `None` makes a machine that can be planned and shown, not started.
     pub payload: Option<Payload>,
     /// The serial port at 0x3F8.
@@ -66,6 +69,7 @@ impl Default for VmConfig {
         Self {
             cpus: CpuConfig::default(),
             memory: MemoryConfig::default(),
+            numa: NumaConfig::default(),
             payload: None,
             serial: OutputConfig::Stdio,
             debug_console: None,

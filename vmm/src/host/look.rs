@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::config::{DeviceKind, VmConfig};
+use api::config::{DeviceKind, NumaConfig, VmConfig};
 use pci::topology::EndpointSpec;
 use thiserror::Error;
 
@@ -15,7 +15,7 @@ use crate::spec::{self, Host};
 /// Where sysfs is.
 pub const SYSFS: &str = "/sys";
 
-/// What the host has for this guest. Nothing is looked at when no host function is named.
+/// What the host has for this guest. Nothing is looked at when no host function and no memory node is named.
 pub fn look(config: &VmConfig) -> Result<Host, HostError> {
     look_below(Path::new(SYSFS), config)
 }
@@ -29,11 +29,14 @@ pub fn look_in(tree: &HostTree, config: &VmConfig) -> Result<Host, HostError> {
 
 fn look_below(sysfs: &Path, config: &VmConfig) -> Result<Host, HostError> {
     let wanted = wanted(config)?;
-    if wanted.is_empty() {
+    if wanted.is_empty() && config.numa == NumaConfig::Off {
         return Ok(Host::default());
     }
     let addresses: Vec<_> = wanted.iter().map(|device| device.at).collect();
     let tree = scan(sysfs, &addresses)?;
+    if wanted.is_empty() {
+        return Ok(host(tree, wanted));
+    }
     for warning in check(&tree, &wanted)? {
         log::warn!("{warning}");
     }

@@ -1,10 +1,12 @@
 //! Decides how a host is written to a file and what a file must hold to stand for a host: JSON with one object for each
 //! function. Serial numbers are in no field.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use api::config::CpuListError;
 use pci::address::{AddressError, HostBdf};
 use pci::bar::{BarKind, BarSpec};
 use pci::ids::{ClassCode, Ids};
@@ -13,7 +15,7 @@ use pci::topology::PortKind;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::tree::{HostKind, HostNode, HostParent, HostTree};
+use super::tree::{HostKind, HostMemoryNode, HostNode, HostParent, HostTree};
 
 /// A host as data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +30,8 @@ impl RecordedHost {
     /// The text of the file, the same for the same host.
     pub fn to_json(&self) -> Result<String, RecordedError> {
         let functions = self.tree.functions.values().map(Function::of).collect();
-        let file = Document { version: VERSION, address_bits: self.address_bits, functions };
+        let memory_nodes = self.tree.memory_nodes.iter().map(|(id, node)| MemoryNode::of(*id, node)).collect();
+        let file = Document { version: VERSION, address_bits: self.address_bits, memory_nodes, functions };
         serde_json::to_string_pretty(&file).map(|text| text + "\n").map_err(|source| RecordedError::Json { source })
     }
 
@@ -47,6 +50,13 @@ impl RecordedHost {
             let node = function.node().map_err(|problem| RecordedError::Function { at: at.clone(), problem })?;
             if tree.functions.insert(node.at, node).is_some() {
                 return Err(RecordedError::Twice { at });
+            }
+        }
+        for node in file.memory_nodes {
+            let id = node.id;
+            let node = node.node().map_err(|problem| RecordedError::MemoryNode { id, problem })?;
+            if tree.memory_nodes.insert(id, node).is_some() {
+                return Err(RecordedError::MemoryNodeTwice { id });
             }
         }
         check_nesting(&tree)?;
@@ -92,7 +102,29 @@ struct Document {
     #[serde(rename = "banyan-host")]
     version: u32,
     address_bits: u8,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    memory_nodes: Vec<MemoryNode>,
     functions: Vec<Function>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MemoryNode {
+    id: u32,
+    cpus: String,
+    /// Bytes.
+    memory: u64,
+    distances: BTreeMap<u32, u8>,
+}
+
+impl MemoryNode {
+    fn of(id: u32, node: &HostMemoryNode) -> Self {
+        Self { id, cpus: node.cpus.to_string(), memory: node.memory, distances: node.distances.clone() }
+    }
+
+    fn node(self) -> Result<HostMemoryNode, Problem> {
+        Ok(HostMemoryNode { cpus: self.cpus.parse()?, memory: self.memory, distances: self.distances })
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -317,6 +349,9 @@ pub enum Problem {
         /// What is written.
         text: String,
     },
+    /// Processors.
+    #[error(transparent)]
+    Cpus(#[from] CpuListError),
     /// A link rate.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -413,6 +448,21 @@ pub enum RecordedError {
         #[source]
         problem: Problem,
     },
+    /// A memory node's field.
+    #[error("memory node {id}")]
+    MemoryNode {
+        /// Its number.
+        id: u32,
+        /// What is wrong.
+        #[source]
+        problem: Problem,
+    },
+    /// One number for two memory nodes.
+    #[error("memory node {id} is there twice: remove one")]
+    MemoryNodeTwice {
+        /// Its number.
+        id: u32,
+    },
     /// One address for two functions.
     #[error("function {at} is there twice: remove one")]
     Twice {
@@ -463,6 +513,8 @@ mod tests {
         let bars = &mut tree.functions.get_mut(&physical).unwrap().bars;
         bars[0] = Some(BarSpec { kind: BarKind::Memory32, prefetchable: false, size: 16 << 20 });
         bars[1] = Some(BarSpec { kind: BarKind::Memory64, prefetchable: true, size: 128 << 30 });
+        let near = HostMemoryNode { cpus: "0-3,8".parse().unwrap(), memory: 1 << 38, distances: [(0, 10), (1, 21)].into() };
+        tree.memory_nodes = [(0, near), (1, HostMemoryNode::default())].into();
         RecordedHost { tree, address_bits: 46 }
     }
 
@@ -500,6 +552,8 @@ mod tests {
             ("\"class\": \"030200\"", "\"class\": \"3\"", "class is `3`"),
             ("\"ids\": \"10de:2330\"", "\"ids\": \"10de\"", "ids is `10de`"),
             ("16GT/s x16", "16GT/s x3", "no link"),
+            ("\"0-3,8\"", "\"3-0\"", "memory node 0: `3-0` is no list"),
+            ("\"id\": 1", "\"id\": 0", "memory node 0 is there twice"),
             ("\"bar\": 1", "\"bar\": 6", "BAR 6"),
             ("\"bar\": 1", "\"bar\": 0", "BAR 0"),
             ("\"size\": 16777216", "\"size\": 0", "BAR 0 of 0 bytes"),

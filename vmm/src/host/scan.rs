@@ -1,4 +1,4 @@
-//! Reads the host's sysfs into a [`HostTree`]. The only reader of sysfs; everything is below a given root directory
+//! Reads the host's sysfs into a [`HostTree`]. With [`super::memory_nodes`] the only reader of sysfs; everything is below a given root directory
 //! (`/sys`), so that tests can make up a host.
 
 use std::collections::BTreeSet;
@@ -13,6 +13,7 @@ use pci::topology::PortKind;
 use thiserror::Error;
 
 use super::bars;
+use super::memory_nodes;
 use super::tree::{HostKind, HostNode, HostParent, HostTree};
 
 /// The directory of function `at`. It need not exist.
@@ -48,7 +49,7 @@ pub fn scan_all(sysfs: &Path) -> Result<HostTree, ScanError> {
 /// Looks at `devices`, at every bridge above them, at the physical functions of virtual ones and at the members of their
 /// IOMMU groups. Devices that do not exist are left out.
 pub fn scan(sysfs: &Path, devices: &[HostBdf]) -> Result<HostTree, ScanError> {
-    let mut tree = HostTree::default();
+    let mut tree = HostTree { memory_nodes: memory_nodes::scan(sysfs), ..HostTree::default() };
     let mut seen = BTreeSet::new();
     let mut wanted: Vec<HostBdf> = devices.to_vec();
     while let Some(at) = wanted.pop() {

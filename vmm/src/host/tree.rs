@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use api::config::CpuList;
 use pci::address::HostBdf;
 use pci::bar::BarSpec;
 use pci::ids::Ids;
@@ -14,6 +15,19 @@ use pci::topology::PortKind;
 pub struct HostTree {
     /// Wanted devices, their bridges up to the root complex, members of their IOMMU groups. An absent device is absent.
     pub functions: BTreeMap<HostBdf, HostNode>,
+    /// The host's memory nodes, by number; empty where the host does not tell.
+    pub memory_nodes: BTreeMap<u32, HostMemoryNode>,
+}
+
+/// A memory node of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HostMemoryNode {
+    /// Its processors.
+    pub cpus: CpuList,
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// How far nodes are, itself among them, by number; 10 is within the node (ACPI 6.5 5.2.17).
+    pub distances: BTreeMap<u32, u8>,
 }
 
 impl HostTree {
