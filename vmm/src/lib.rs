@@ -4,6 +4,7 @@
 //! interrupt routes ([`kvm`], a leaf). No two functions are locked together.
 
 pub mod address_space;
+pub mod backends;
 pub mod boot;
 pub mod budget;
 pub mod cdi;

@@ -1,13 +1,14 @@
 //! What a machine has at this moment, as the API shows it: devices and ports with the addresses that the guest has given them.
 
 use api::info::{DeviceClass, DeviceInfo, Listing, PciAddress, PortInfo};
+use devices::virtio::Kind;
 use pci::address::Sbdf;
 use pci::hierarchy::EndpointInfo;
 use pci::topology::{Name, Window};
 
 use crate::hotplug::HotPlug;
 use crate::machine::Machine;
-use crate::spec::Endpoint;
+use crate::spec::{Endpoint, Virtio};
 
 /// Devices and ports.
 #[must_use]
@@ -55,7 +56,7 @@ fn info(endpoint: &EndpointInfo, hotplug: &HotPlug) -> DeviceInfo {
         id: endpoint.name.to_string(),
         kind: match what {
             Some(Endpoint::Vfio { .. }) => DeviceClass::Vfio,
-            Some(Endpoint::Disk(_)) => DeviceClass::Disk,
+            Some(Endpoint::Virtio(device)) => class(device),
             Some(Endpoint::Stub(_)) | None => DeviceClass::Stub,
         },
         bdf: address(endpoint.at),
@@ -72,9 +73,21 @@ fn info(endpoint: &EndpointInfo, hotplug: &HotPlug) -> DeviceInfo {
         },
         label: match what {
             Some(Endpoint::Stub(stub)) => format!("{:04x}:{:04x}", stub.ids.vendor, stub.ids.device),
-            Some(Endpoint::Disk(disk)) => disk.path.display().to_string(),
+            Some(Endpoint::Virtio(device)) => device.label(),
             _ => String::new(),
         },
+    }
+}
+
+const fn class(device: &Virtio) -> DeviceClass {
+    match device.kind() {
+        Kind::Block => DeviceClass::Disk,
+        Kind::Net => DeviceClass::Net,
+        Kind::FileSystem => DeviceClass::Fs,
+        Kind::Socket => DeviceClass::Vsock,
+        Kind::Entropy => DeviceClass::Rng,
+        Kind::Balloon => DeviceClass::Balloon,
+        Kind::Console => DeviceClass::Console,
     }
 }
 

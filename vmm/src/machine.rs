@@ -17,6 +17,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::address_space::AddressSpace;
+use crate::backends::Backends;
 use crate::boot::{self, BootError, BootInputs, Firmware, FirmwareError, Kernel, KernelError};
 use crate::changes::Added;
 use crate::counters::Report;
@@ -58,6 +59,8 @@ pub struct Design<'a> {
     pub added: &'a [Added],
     /// CPUID of the host.
     pub cpuid: &'a CpuId,
+    /// What virtio devices use of the host.
+    pub backends: &'a Arc<Backends>,
 }
 
 /// A machine whose vCPUs run.
@@ -104,7 +107,8 @@ impl Machine {
         };
         let space = AddressSpace::new(ram.clone());
         let routes = GsiTable::new(vm.fd());
-        let mut factory = Factory::new(Arc::clone(&vm), ram.clone(), Arc::clone(&space), routes.clone());
+        let mut factory =
+            Factory::new(Arc::clone(&vm), ram.clone(), Arc::clone(&space), routes.clone(), Arc::clone(design.backends));
         let (mut hierarchy, endpoints) = factory.build(&plan.pci, design.spec)?;
         let mut mapper = Mapper::new(slots, Arc::clone(&space));
         mapper.set_domain(factory.domain());

@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::sync::Arc;
 
 use api::config::{LogLevel, VmConfig};
 use arch::x86_64::cpuid;
@@ -11,6 +12,7 @@ use log::LevelFilter;
 use pci::topology::Tree;
 use thiserror::Error;
 
+use crate::backends::{BackendError, Backends};
 use crate::boot::{Firmware, FirmwareError};
 use crate::cdi::{self, CdiError};
 use crate::cli::RunOptions;
@@ -57,6 +59,7 @@ pub struct Guest {
     plan: MachinePlan,
     cpuid: CpuId,
     outputs: Outputs,
+    backends: Arc<Backends>,
 }
 
 impl Guest {
@@ -74,12 +77,20 @@ impl Guest {
         }
         machine::check_payload(&config)?;
         let outputs = Outputs::open(&config)?;
-        Ok((Self { config, spec, plan, cpuid, outputs }, vm))
+        let backends = Arc::new(Backends::open(&spec)?);
+        Ok((Self { config, spec, plan, cpuid, outputs, backends }, vm))
     }
 
     /// Runs it to its end and writes out its consoles.
     pub fn run(&self, vm: Vm, options: &RunOptions, service: Option<&mut Service<'_>>) -> Result<End, RunError> {
-        let design = Design { config: &self.config, spec: &self.spec, plan: &self.plan, cpuid: &self.cpuid, added: &[] };
+        let design = Design {
+            config: &self.config,
+            spec: &self.spec,
+            plan: &self.plan,
+            added: &[],
+            cpuid: &self.cpuid,
+            backends: &self.backends,
+        };
         let end = self.outputs.run(vm, &design, options, service);
         let lost = self.outputs.close();
         if lost > 0 {
@@ -250,6 +261,9 @@ pub enum RunError {
     /// Building.
     #[error(transparent)]
     Machine(#[from] MachineError),
+    /// The host's side of virtio devices.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     /// The main loop.
     #[error(transparent)]
     Driver(#[from] DriverError),

@@ -1,14 +1,15 @@
 //! Turns a configuration into a checked topology and, by name, what each endpoint of it is. Pure: the host has been looked
 //! at before.
 
+mod virtio;
+
 use std::collections::BTreeMap;
 
 use api::config::{
-    DeviceConfig, DeviceKind, DiskConfig, IdPair, InterruptConfig, OutputConfig, PortConfig, PortKind as PortKindConfig,
-    StubConfig, TopologyConfig, TopologyPolicy, VmConfig,
+    DeviceConfig, DeviceKind, IdPair, InterruptConfig, PortConfig, PortKind as PortKindConfig, StubConfig, TopologyConfig,
+    TopologyPolicy, VmConfig,
 };
 use devices::stub::{StubInterrupt, StubSpec};
-use devices::virtio::{block, layout};
 use pci::address::HostBdf;
 use pci::bar::{BarKind, BarSpec};
 use pci::caps::clique::{self, Clique, CliqueError};
@@ -22,6 +23,8 @@ use thiserror::Error;
 use crate::budget;
 use crate::host::tree::HostTree;
 use crate::replicate::{Policy, Requested, replicate};
+
+pub use virtio::Virtio;
 
 /// What the host has for this guest.
 #[derive(Debug, Clone, Default)]
@@ -39,8 +42,8 @@ pub struct Host {
 pub enum Endpoint {
     /// Emulated, for tests and demonstrations.
     Stub(StubSpec),
-    /// virtio-blk.
-    Disk(DiskConfig),
+    /// A virtio device.
+    Virtio(Virtio),
     /// A function of the host.
     Vfio {
         /// Which.
@@ -79,7 +82,7 @@ pub fn names(config: &VmConfig) -> Vec<(String, &DeviceConfig)> {
 
 /// Makes the specification.
 pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
-    if let Some(what) = missing(config) {
+    if let Some(what) = virtio::missing(config) {
         return Err(SpecError::NoDevice { what });
     }
     let mut spec = Spec::default();
@@ -116,25 +119,10 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     spec.place(free, config.pcie.topology, host);
     let root = spec.root();
     budget::add_ports(&mut spec.topology, &root, &config.pcie);
-    spec.add_disks(&config.disks);
+    spec.add_virtio(virtio::devices(config));
     spec.unlink_root_endpoints();
     spec.warn_about_cliques(host);
     Ok(spec)
-}
-
-/// A device that is asked for and that this program does not have.
-fn missing(config: &VmConfig) -> Option<&'static str> {
-    [
-        (!config.nets.is_empty(), "network device (net)"),
-        (!config.filesystems.is_empty(), "shared folder device (fs)"),
-        (config.vsock.is_some(), "socket device (vsock)"),
-        (config.rng.is_some(), "random number device (rng)"),
-        (config.balloon.is_some(), "balloon"),
-        (!matches!(config.console, OutputConfig::Off), "virtio console (console)"),
-        (config.watchdog, "watchdog"),
-    ]
-    .into_iter()
-    .find_map(|(wanted, what)| wanted.then_some(what))
 }
 
 /// What the only device of `config` is, and what must be planned for it.
@@ -156,7 +144,7 @@ impl Spec {
             Some(Endpoint::Stub(StubSpec { clique: Some(clique), .. }) | Endpoint::Vfio { clique: Some(clique), .. }) => {
                 format!("clique {}", clique.id())
             }
-            Some(Endpoint::Disk(disk)) => disk.path.display().to_string(),
+            Some(Endpoint::Virtio(device)) => device.label(),
             _ => String::new(),
         }
     }
@@ -265,16 +253,14 @@ impl Spec {
         self.first_root().cloned().unwrap_or_else(|| Name::from("rc0"))
     }
 
-    /// Disks come first on the root bus, in the order given.
-    fn add_disks(&mut self, disks: &[DiskConfig]) {
-        let root = self.root();
-        for (index, disk) in disks.iter().enumerate().rev() {
-            let name = Name(disk.id.clone().unwrap_or_else(|| format!("disk{index}")));
-            let endpoint = EndpointSpec { ids: block::IDS, bars: layout::bars(), interrupt_pin: 0 };
-            let node =
-                NodeSpec { name: name.clone(), on: root.clone(), place: Place::default(), kind: NodeKind::Endpoint(endpoint) };
+    /// virtio devices come first on the root bus, in their order.
+    fn add_virtio(&mut self, devices: Vec<(Name, Virtio)>) {
+        let on = self.root();
+        for (name, device) in devices.into_iter().rev() {
+            let kind = NodeKind::Endpoint(device.endpoint());
+            let node = NodeSpec { name: name.clone(), on: on.clone(), place: Place::default(), kind };
             self.topology.nodes.insert(0, node);
-            self.endpoints.insert(name, Endpoint::Disk(disk.clone()));
+            self.endpoints.insert(name, Endpoint::Virtio(device));
         }
     }
 
@@ -295,7 +281,7 @@ impl Spec {
             let (ids, clique) = match endpoint {
                 Endpoint::Stub(stub) => (Some(stub.ids), stub.clique),
                 Endpoint::Vfio { at, clique, .. } => (host.endpoints.get(at).map(|endpoint| endpoint.ids), *clique),
-                Endpoint::Disk(_) => (None, None),
+                Endpoint::Virtio(_) => (None, None),
             };
             if ids.is_some_and(|ids| clique::check(&ids, false).is_ok()) {
                 if clique.is_some() { &mut with } else { &mut without }.push(name.to_string());

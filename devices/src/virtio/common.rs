@@ -75,6 +75,8 @@ pub struct CommonRegs {
     pub vector: u16,
     /// Device status.
     pub status: u8,
+    /// Changes with the device configuration, so that a driver sees that what it read belongs together.
+    pub generation: u8,
     selected: u16,
     /// Queues, by number.
     pub queues: Vec<QueueRegs>,
@@ -92,6 +94,7 @@ impl CommonRegs {
             features: 0,
             vector: NO_VECTOR,
             status: 0,
+            generation: 0,
             selected: 0,
             queues: sizes.iter().copied().map(QueueRegs::new).collect(),
         }
@@ -100,7 +103,7 @@ impl CommonRegs {
     /// Everything back to the beginning.
     pub fn reset(&mut self) {
         let sizes: Vec<u16> = self.queues.iter().map(|queue| queue.max_size).collect();
-        *self = Self::new(self.offered, &sizes, self.vectors);
+        *self = Self { generation: self.generation, ..Self::new(self.offered, &sizes, self.vectors) };
     }
 
     /// One dword of the structure; 0 past its end and for queues that do not exist.
@@ -114,8 +117,7 @@ impl CommonRegs {
             0x08 => self.driver_select,
             0x0C => half(self.features, self.driver_select),
             0x10 => pair(self.vector, u16::try_from(self.queues.len()).unwrap_or(u16::MAX)),
-            // Byte 1, the configuration generation, stays 0: device configuration does not change.
-            0x14 => pair(u16::from(self.status), self.selected),
+            0x14 => pair(u16::from_le_bytes([self.status, self.generation]), self.selected),
             0x18 => pair(queue.map_or(0, |q| q.size), queue.map_or(NO_VECTOR, |q| q.vector)),
             // The doorbell of each queue is numbered as the queue.
             0x1C => pair(queue.map_or(0, |q| q.enabled.into()), queue.map_or(0, |_| self.selected)),

@@ -1,6 +1,7 @@
 //! A virtio device as a PCI function: answers configuration cycles and BAR accesses, starts and stops the workers of its
 //! queues. What a queue is for is the device's business.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -9,47 +10,62 @@ use pci::access::{self, Access, Reg};
 use pci::bar::{BarIndex, Bars};
 use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use pci::function::{BarPiece, Changes, PciFunction, Programming, ResetKind};
-use pci::ids::Ids;
 use pci::seams::MsiPort;
 use thiserror::Error;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::guest_memory::Permissions;
-use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemory, GuestMemoryMmap};
 
 use super::common::{self, CommonRegs, Event, QueueRegs, status};
 use super::feature;
+use super::kind::Kind;
 use super::layout::{self, Part};
+use super::ring::{Memory, Ring};
 use super::signals::Signals;
 use super::window::{Touch, Window};
-use super::worker::Worker;
+use super::worker::{Bell, Worker};
 use crate::complaints::Complaints;
 
 /// What is particular to one kind of device.
+///
+/// All methods are called with the function's lock held: by vCPUs and, for resets, by whoever resets. They must not wait for
+/// the guest or the host.
 pub trait Device: Send {
-    /// Ids of the function.
-    fn ids(&self) -> Ids;
+    /// Which kind.
+    fn kind(&self) -> Kind;
     /// Device feature bits, 0 to 23 and 50 upwards; the transport adds its own.
     fn features(&self) -> u64;
     /// Most entries of each queue, powers of two; at most [`layout::MAX_QUEUES`] queues.
     fn queue_sizes(&self) -> &[u16];
-    /// Device configuration as bytes. It does not change.
-    fn config(&self) -> &[u8];
-    /// Starts the worker of one queue, which the driver has set up.
-    fn start(&mut self, queue: QueueStart) -> io::Result<Worker>;
+    /// Device configuration as bytes. Its length does not change; after a change of content, say
+    /// [`Signals::config_changed`].
+    fn config(&self) -> Cow<'_, [u8]>;
+    /// The driver writes `data` at `offset` of the configuration. Most devices have nothing to write.
+    fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
+    /// Starts serving the queues. The workers end when they are dropped: at the reset of the device, or with the function.
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>>;
+    /// The device was reset; its workers have ended. What belongs to the host, such as sockets, stays.
+    fn reset(&mut self) {}
 }
 
-/// A queue that is to be served.
-pub struct QueueStart {
-    /// Its number.
-    pub index: usize,
-    /// Its rings, which are in guest memory.
-    pub queue: Queue,
+/// The driver is ready.
+pub struct Start {
     /// Features that driver and device agreed on.
     pub features: u64,
+    /// The queues that the driver set up, by ascending number.
+    pub rings: Vec<Ring>,
     /// Guest memory.
-    pub memory: GuestMemoryAtomic<GuestMemoryMmap>,
+    pub memory: Memory,
     /// To signal the driver.
     pub signals: Arc<Signals>,
+}
+
+impl Start {
+    /// Takes out the queue with this number, if the driver set it up.
+    pub fn ring(&mut self, index: usize) -> Option<Ring> {
+        let at = self.rings.iter().position(|ring| ring.index() == index)?;
+        Some(self.rings.remove(at))
+    }
 }
 
 /// A virtio device on the PCI transport.
@@ -58,9 +74,11 @@ pub struct VirtioFunction<D: Device> {
     common: CommonRegs,
     window: Window,
     signals: Arc<Signals>,
-    memory: GuestMemoryAtomic<GuestMemoryMmap>,
-    /// Of queue n; `None` while it is not served.
-    workers: Vec<Option<Worker>>,
+    memory: Memory,
+    /// The doorbell of each queue.
+    bells: Vec<Arc<Bell>>,
+    /// Empty while no queue is served.
+    workers: Vec<Worker>,
     device: D,
     complaints: Complaints,
     detached: bool,
@@ -68,18 +86,14 @@ pub struct VirtioFunction<D: Device> {
 
 impl<D: Device> VirtioFunction<D> {
     /// The function for `device`, on a root bus. `msi` takes its interrupts.
-    pub fn with_device(
-        device: D,
-        memory: GuestMemoryAtomic<GuestMemoryMmap>,
-        msi: Arc<dyn MsiPort>,
-    ) -> Result<Self, VirtioError> {
+    pub fn with_device(device: D, memory: Memory, msi: Arc<dyn MsiPort>) -> Result<Self, VirtioError> {
         let sizes = device.queue_sizes();
         let queues = u16::try_from(sizes.len()).ok().filter(|queues| *queues <= layout::MAX_QUEUES);
         let queues = queues.ok_or(VirtioError::Queues { queues: sizes.len() })?;
         let vectors = queues + 1;
         let config = u32::try_from(device.config().len()).unwrap_or(u32::MAX);
         let spec = EmulatedSpec {
-            ids: device.ids(),
+            ids: device.kind().ids(),
             bars: layout::bars(),
             on: Attachment::RootBus,
             interrupt: layout::interrupt(vectors),
@@ -89,6 +103,7 @@ impl<D: Device> VirtioFunction<D> {
             serial_number: None,
         };
         let registers = Emulated::new(&spec, msi, None)?;
+        let bells = sizes.iter().map(|_| Bell::new().map(Arc::new)).collect::<Result<_, _>>().map_err(VirtioError::Bell)?;
         let read = |at: u8| registers.config_read(Reg::containing(at.into()));
         let window = pci::caps::walk(read).into_iter().find_map(|extent| {
             let at = extent.offset;
@@ -100,7 +115,8 @@ impl<D: Device> VirtioFunction<D> {
             window,
             signals: Arc::new(Signals::new(registers.interrupts(), sizes.len())),
             memory,
-            workers: sizes.iter().map(|_| None).collect(),
+            bells,
+            workers: Vec::new(),
             registers,
             device,
             complaints: Complaints::default(),
@@ -109,9 +125,15 @@ impl<D: Device> VirtioFunction<D> {
     }
 
     /// What is particular to it.
-    #[cfg(test)]
-    pub(super) fn device(&self) -> &D {
+    #[must_use]
+    pub fn device(&self) -> &D {
         &self.device
+    }
+
+    /// To tell the driver something while no queue is served, such as a change of configuration.
+    #[must_use]
+    pub fn signals(&self) -> Arc<Signals> {
+        self.signals.clone()
     }
 
     fn bar_access_read(&mut self, offset: u64, data: &mut [u8]) {
@@ -121,11 +143,13 @@ impl<D: Device> VirtioFunction<D> {
                 if self.signals.needs_reset() {
                     self.common.status |= status::NEEDS_RESET;
                 }
+                self.common.generation = self.signals.generation();
                 access::read(offset, common::LEN, data, |reg| self.common.read(reg));
             }
             Part::Isr => data.fill(self.signals.take_isr()),
             Part::Device(offset) => {
-                let bytes = self.device.config().get(offset..).unwrap_or_default();
+                let config = self.device.config();
+                let bytes = config.get(offset..).unwrap_or_default();
                 data.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
             }
             Part::MsiX => self.registers.msix_read(layout::BAR, offset, data),
@@ -143,13 +167,18 @@ impl<D: Device> VirtioFunction<D> {
                 }
             }
             Part::Doorbell(queue) => {
-                if let Some(Some(worker)) = self.workers.get(queue) {
-                    worker.ring();
+                if let Some(bell) = self.bells.get(queue) {
+                    bell.ring();
                 }
             }
             Part::MsiX => self.registers.msix_write(layout::BAR, offset, data),
-            // Drivers only read these.
-            Part::Isr | Part::Device(_) | Part::Nothing => {}
+            Part::Device(offset) => {
+                let room = self.device.config().len().saturating_sub(offset);
+                if let Some(data) = data.get(..data.len().min(room)).filter(|data| !data.is_empty()) {
+                    self.device.write_config(offset, data);
+                }
+            }
+            Part::Isr | Part::Nothing => {}
         }
     }
 
@@ -161,36 +190,36 @@ impl<D: Device> VirtioFunction<D> {
         }
     }
 
-    /// Starts a worker for each queue that the driver has set up. A queue that cannot be served makes the device give up.
+    /// Starts the device on the queues that the driver has set up. One that cannot be served makes the device give up.
     fn start(&mut self) {
         let features = self.common.features;
-        for (index, regs) in self.common.queues.iter().enumerate() {
-            if !regs.enabled {
-                continue;
-            }
-            let started = queue(regs, features, &self.memory.memory()).map(|queue| {
-                let (memory, signals) = (self.memory.clone(), self.signals.clone());
-                self.device.start(QueueStart { index, queue, features, memory, signals })
-            });
-            match started {
-                Some(Ok(worker)) => {
-                    if let Some(place) = self.workers.get_mut(index) {
-                        *place = Some(worker);
-                    }
-                }
-                Some(Err(error)) => {
-                    let text = format_args!("cannot serve a virtio queue, so the device gives up");
-                    self.complaints.add_error(Level::Warn, text, &error);
-                    self.signals.give_up();
-                }
-                None => self.signals.give_up(),
+        let memory = self.memory.memory();
+        let numbered = self.common.queues.iter().zip(&self.bells).enumerate();
+        let rings: Option<Vec<Ring>> = numbered
+            .filter(|(_, (regs, _))| regs.enabled)
+            .map(|(index, (regs, bell))| {
+                let queue = queue(regs, features, &memory)?;
+                Some(Ring::new(index, queue, bell.clone(), self.memory.clone(), self.signals.clone()))
+            })
+            .collect();
+        let Some(rings) = rings else { return self.signals.give_up() };
+        // What waits since before the start is looked at.
+        rings.iter().for_each(|ring| ring.bell().ring());
+        let start = Start { features, rings, memory: self.memory.clone(), signals: self.signals.clone() };
+        match self.device.start(start) {
+            Ok(workers) => self.workers = workers,
+            Err(error) => {
+                let text = format_args!("cannot serve a virtio queue, so the device gives up");
+                self.complaints.add_error(Level::Warn, text, &error);
+                self.signals.give_up();
             }
         }
     }
 
     /// As after a write of 0 to the device status: no worker touches guest memory any more.
     fn reset_device(&mut self) {
-        self.workers.fill_with(|| None);
+        self.workers.clear();
+        self.device.reset();
         self.common.reset();
         self.signals.reset();
         self.publish_vectors();
@@ -212,7 +241,7 @@ impl<D: Device> VirtioFunction<D> {
         let was = self.signals.bus_master();
         self.signals.set_bus_master(on);
         if on && !was {
-            self.workers.iter().flatten().for_each(Worker::ring);
+            self.bells.iter().for_each(|bell| bell.ring());
         }
     }
 }
@@ -324,6 +353,9 @@ pub enum VirtioError {
         /// Asked for.
         queues: usize,
     },
+    /// No eventfd.
+    #[error("cannot make the doorbell of a virtio queue: the limit of open files is reached (ulimit -n)")]
+    Bell(#[source] io::Error),
     /// Its registers have no room.
     #[error("the registers of a virtio function are not possible")]
     Registers(#[from] EmulatedError),

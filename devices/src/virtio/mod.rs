@@ -6,24 +6,31 @@
 //! | where in the BAR is each structure? | [`layout`] |
 //! | what do the common registers keep, and what does a write set off? | [`common`] |
 //! | how does a device signal its driver? | [`signals`] |
+//! | how are buffers taken off a queue and given back? | [`ring`], [`buffers`] |
 //! | who serves a queue, and when does it stop? | [`worker`] |
+//! | which kinds are there, and what ids do they have? | [`kind`] |
 //! | how do accesses through configuration space reach the BAR? | [`window`] |
 //! | what does a disk do with a request? | [`block`] |
 //!
 //! A doorbell costs the guest one exit and writes an eventfd; a worker thread takes it from there and reads and writes
-//! guest memory in place. The thread lives from `DRIVER_OK` to the reset. Everything in a ring is the guest's word: a chain
+//! guest memory in place. Threads live from `DRIVER_OK` to the reset. Everything in a ring is the guest's word: a chain
 //! that makes no sense ends with an error or with `DEVICE_NEEDS_RESET`, never with a panic or an endless loop.
 
 pub mod block;
+pub mod buffers;
 pub mod common;
 pub mod function;
+pub mod kind;
 pub mod layout;
+pub mod ring;
 pub mod signals;
 pub mod window;
 pub mod worker;
 
 pub use block::{BlockError, BlockFunction, BlockSpec};
-pub use function::{Device, QueueStart, VirtioError, VirtioFunction};
+pub use function::{Device, Start, VirtioError, VirtioFunction};
+pub use kind::Kind;
+pub use ring::Memory;
 
 /// Feature bits of rings and transport (virtio 1.2 section 6).
 pub mod feature {

@@ -18,6 +18,7 @@ pub struct Signals {
     config_vector: AtomicU16,
     queue_vectors: Vec<AtomicU16>,
     needs_reset: AtomicBool,
+    generation: AtomicU8,
     bus_master: AtomicBool,
 }
 
@@ -31,6 +32,7 @@ impl Signals {
             config_vector: AtomicU16::new(NO_VECTOR),
             queue_vectors: (0..queues).map(|_| AtomicU16::new(NO_VECTOR)).collect(),
             needs_reset: AtomicBool::new(false),
+            generation: AtomicU8::new(0),
             bus_master: AtomicBool::new(false),
         }
     }
@@ -41,6 +43,19 @@ impl Signals {
         if let Some(vector) = self.queue_vectors.get(queue) {
             self.raise(vector.load(Ordering::Acquire));
         }
+    }
+
+    /// The device configuration has changed (virtio 1.2 2.3).
+    pub fn config_changed(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.isr.fetch_or(ISR_CONFIG, Ordering::AcqRel);
+        self.raise(self.config_vector.load(Ordering::Acquire));
+    }
+
+    /// How often the device configuration has changed.
+    #[must_use]
+    pub fn generation(&self) -> u8 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// The device cannot go on; the driver must reset it (virtio 1.2 2.1.2).

@@ -1,37 +1,35 @@
-//! A thread that serves one queue: started when the driver is ready, woken by the doorbell, stopped by a reset.
+//! Threads that serve queues: started when the driver is ready, woken by doorbells, stopped by a reset.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
-/// What wakes a worker and tells it to stop.
+/// A queue's doorbell. It lives as long as the function; a ring that nobody took yet wakes the next worker once.
 #[derive(Debug)]
-pub struct Bell {
-    event: EventFd,
-    stop: AtomicBool,
-}
+pub struct Bell(EventFd);
 
 impl Bell {
     /// A bell that nobody has rung.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { event: EventFd::new(EFD_CLOEXEC)?, stop: AtomicBool::new(false) })
+        EventFd::new(EFD_CLOEXEC).map(Self)
     }
 
-    /// Wakes the worker.
+    /// Wakes who waits for it.
     pub fn ring(&self) {
         // Fails only if the event is closed. It waits only after 2^64 rings that nobody took.
-        let _ = self.event.write(1);
+        let _ = self.0.write(1);
     }
 
     /// Waits until somebody rings. False when the worker should end.
     #[must_use]
-    pub fn wait(&self) -> bool {
-        while !self.stopped() {
-            match self.event.read() {
-                Ok(_) => return !self.stopped(),
+    pub fn wait(&self, stop: &Stop) -> bool {
+        while !stop.stopped() {
+            match self.0.read() {
+                Ok(_) => return !stop.stopped(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return false,
             }
@@ -39,39 +37,54 @@ impl Bell {
         false
     }
 
-    /// Whether the worker should end. To be asked between system calls that take long.
-    #[must_use]
-    pub fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
+    /// Forgets rings. Only for the one who waits for the descriptor to be readable, when it is: otherwise this waits.
+    pub fn take(&self) {
+        let _ = self.0.read();
     }
 }
 
-/// A running worker. Dropping it stops the thread and waits for it, at most for one read or write of the image.
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as `self`, which outlives the borrow.
+        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
+    }
+}
+
+/// Tells a worker to end.
+#[derive(Debug, Clone, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Whether the worker should end. To be asked between system calls that take long.
+    #[must_use]
+    pub fn stopped(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// A running worker. Dropping it stops the thread and waits for it, at most for the system call that it is in.
 #[derive(Debug)]
 pub struct Worker {
-    bell: Arc<Bell>,
+    stop: Stop,
+    bells: Vec<Arc<Bell>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Worker {
-    /// Starts `work` on a thread `name` (Linux keeps 15 bytes of it). `work` ends when [`Bell::wait`] says so.
-    pub fn start(name: String, work: impl FnOnce(&Bell) + Send + 'static) -> io::Result<Self> {
-        let bell = Arc::new(Bell::new()?);
-        let inside = bell.clone();
+    /// Starts `work` on a thread `name` (Linux keeps 15 bytes of it). `work` waits for one or more of `bells`, all of which
+    /// ring when [`Stop::stopped`] has become true, and then ends.
+    pub fn start(name: String, bells: Vec<Arc<Bell>>, work: impl FnOnce(&Stop) + Send + 'static) -> io::Result<Self> {
+        let stop = Stop::default();
+        let inside = stop.clone();
         let thread = std::thread::Builder::new().name(name).spawn(move || work(&inside))?;
-        Ok(Self { bell, thread: Some(thread) })
-    }
-
-    /// Wakes it.
-    pub fn ring(&self) {
-        self.bell.ring();
+        Ok(Self { stop, bells, thread: Some(thread) })
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.bell.stop.store(true, Ordering::Release);
-        self.bell.ring();
+        self.stop.0.store(true, Ordering::Release);
+        self.bells.iter().for_each(|bell| bell.ring());
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -88,13 +101,15 @@ mod tests {
     #[test]
     fn a_worker_works_when_rung_and_ends_when_dropped() {
         let (done, seen) = channel();
-        let worker = Worker::start("blk-test".into(), move |bell| {
-            while bell.wait() {
+        let bell = Arc::new(Bell::new().unwrap());
+        let inside = bell.clone();
+        let worker = Worker::start("blk-test".into(), vec![bell.clone()], move |stop| {
+            while inside.wait(stop) {
                 done.send(std::thread::current().name().map(str::to_owned)).unwrap();
             }
         })
         .unwrap();
-        worker.ring();
+        bell.ring();
         assert_eq!(seen.recv().unwrap().as_deref(), Some("blk-test"));
         drop(worker);
         assert!(seen.recv().is_err(), "the thread is gone");

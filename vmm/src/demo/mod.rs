@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::config::{Cf8, KernelConfig, MemoryConfig, Payload, PcieConfig, Size, TopologyConfig, TopologyFileError, VmConfig};
@@ -55,9 +56,9 @@ pub fn run(options: &DemoOptions) -> Result<u8, DemoError> {
     let (mut serial, mut debug) = (memory_file("serial", &[])?, memory_file("debug", &[])?);
     let outputs = Outputs::captured(same(&serial)?.into(), same(&debug)?.into())?;
     let boot = RunOptions { no_reboot: true, time_limit: Some(LIMIT), ..RunOptions::default() };
-    let end = outputs
-        .run(vm, &Design { config: &config, spec: &spec, plan: &plan, cpuid: &cpuid, added: &[] }, &boot, None)
-        .map(exit_code);
+    let backends = Arc::default();
+    let design = Design { config: &config, spec: &spec, plan: &plan, added: &[], cpuid: &cpuid, backends: &backends };
+    let end = outputs.run(vm, &design, &boot, None).map(exit_code);
     outputs.close();
     let (seen, report) = (text(&mut serial)?, text(&mut debug)?);
     let seen = Seen(&seen);

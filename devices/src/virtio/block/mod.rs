@@ -4,29 +4,27 @@
 //! |---|---|
 //! | what does a request ask for, and what is the answer? | `request` |
 //! | how do bytes get between image and guest memory? | `image` |
-//! | in which order are requests served? | `serve` |
 
 mod image;
 mod request;
-mod serve;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use pci::ids::{ClassCode, Ids};
 use pci::seams::MsiPort;
 use thiserror::Error;
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX};
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
-use super::function::{Device, QueueStart, VirtioError, VirtioFunction};
+use super::function::{Device, Start, VirtioError, VirtioFunction};
+use super::kind::Kind;
+use super::ring::{Memory, Ring};
 use super::worker::Worker;
 use image::Image;
 use request::Disk;
-use serve::Server;
 
 /// Bytes of a sector, the unit of capacity and addresses.
 pub const SECTOR: u32 = 512;
@@ -37,16 +35,6 @@ const QUEUE_SIZE: u16 = 256;
 /// Data segments of a request: a queue's descriptors without header and status.
 const SEGMENTS: u32 = QUEUE_SIZE as u32 - 2;
 const CONFIG_LEN: usize = 60;
-
-/// Ids of every disk (virtio 1.2 4.1.2.1).
-pub const IDS: Ids = Ids {
-    vendor: 0x1AF4,
-    device: 0x1042,
-    class: ClassCode::new(0x01_8000),
-    revision: 1,
-    subsystem_vendor: 0x1AF4,
-    subsystem: 0x1100,
-};
 
 /// A disk to make.
 #[derive(Debug)]
@@ -65,12 +53,7 @@ pub type BlockFunction = VirtioFunction<Block>;
 
 impl BlockFunction {
     /// The disk `name` (for its thread and messages) on a root bus.
-    pub fn new(
-        name: &str,
-        spec: BlockSpec,
-        memory: GuestMemoryAtomic<GuestMemoryMmap>,
-        msi: Arc<dyn MsiPort>,
-    ) -> Result<Self, BlockError> {
+    pub fn new(name: &str, spec: BlockSpec, memory: Memory, msi: Arc<dyn MsiPort>) -> Result<Self, BlockError> {
         let block = Block::new(name, spec)?;
         Self::with_device(block, memory, msi).map_err(|source| BlockError::Function { name: name.to_owned(), source })
     }
@@ -104,8 +87,8 @@ impl Block {
 }
 
 impl Device for Block {
-    fn ids(&self) -> Ids {
-        IDS
+    fn kind(&self) -> Kind {
+        Kind::Block
     }
 
     fn features(&self) -> u64 {
@@ -117,15 +100,20 @@ impl Device for Block {
         &[QUEUE_SIZE]
     }
 
-    fn config(&self) -> &[u8] {
-        &self.config
+    fn config(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.config)
     }
 
-    fn start(&mut self, start: QueueStart) -> io::Result<Worker> {
+    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         // A driver that does not know flushes counts on every write (virtio 1.2 5.2.5.2).
-        let durable_writes = start.features & 1 << VIRTIO_BLK_F_FLUSH == 0;
-        let server = Server::new(self.disk.clone(), start, durable_writes);
-        Worker::start(self.thread_name.clone(), move |bell| server.run(bell))
+        let durable = start.features & 1 << VIRTIO_BLK_F_FLUSH == 0;
+        let worker = |ring: Ring| {
+            let disk = self.disk.clone();
+            Worker::start(self.thread_name.clone(), vec![ring.bell().clone()], move |stop| {
+                ring.run(stop, |chain, memory| disk.serve(chain, memory, durable, || stop.stopped()));
+            })
+        };
+        start.rings.into_iter().map(worker).collect()
     }
 }
 

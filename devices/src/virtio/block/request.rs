@@ -8,11 +8,12 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_T_OUT,
 };
 use virtio_queue::DescriptorChain;
-use vm_memory::guest_memory::Permissions;
-use vm_memory::{Bytes, GuestMemory, GuestMemoryMmap, VolatileSlice};
+use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
 
 use super::image::{Direction, Image};
 use super::{SECTOR, SERIAL_LEN};
+use crate::virtio::buffers::{Buffers, scatter, split_last, take, total};
+use crate::virtio::ring::Served;
 
 /// Bytes of the header: type, reserved, sector.
 const HEADER: usize = 16;
@@ -24,17 +25,6 @@ pub(super) struct Disk {
     pub(super) sectors: u64,
     pub(super) readonly: bool,
     pub(super) serial: [u8; SERIAL_LEN],
-}
-
-/// How a request ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Served {
-    /// The guest has its answer; this many bytes of it.
-    Used(u32),
-    /// There is no place for an answer: the driver is broken.
-    Malformed,
-    /// The worker is being stopped; the guest gets no answer.
-    Stopped,
 }
 
 impl Disk {
@@ -119,86 +109,8 @@ impl From<io::Error> for Fault {
     }
 }
 
-/// The memory of a request, without empty slices.
-struct Buffers<'m> {
-    readable: Vec<VolatileSlice<'m>>,
-    writable: Vec<VolatileSlice<'m>>,
-    /// Every descriptor before the last led to memory.
-    whole: bool,
-}
-
-impl<'m> Buffers<'m> {
-    /// `None` for a chain that breaks off, that has readable parts after writable ones or whose last part is not in guest
-    /// memory: there is no telling where the answer should go.
-    fn of<M>(chain: DescriptorChain<M>, memory: &'m GuestMemoryMmap) -> Option<Self>
-    where
-        M: Deref<Target = GuestMemoryMmap>,
-    {
-        let mut buffers = Self { readable: Vec::new(), writable: Vec::new(), whole: true };
-        let (mut complete, mut last_found) = (false, false);
-        for descriptor in chain {
-            let writable = descriptor.is_write_only();
-            if !writable && !buffers.writable.is_empty() {
-                return None;
-            }
-            complete = !descriptor.has_next();
-            let (list, access) =
-                if writable { (&mut buffers.writable, Permissions::Write) } else { (&mut buffers.readable, Permissions::Read) };
-            let len = usize::try_from(descriptor.len()).ok()?;
-            let slices = GuestMemory::get_slices(memory, descriptor.addr(), len, access);
-            let found = slices.ok().and_then(|slices| slices.collect::<Result<Vec<_>, _>>().ok());
-            last_found = found.is_some();
-            match found {
-                Some(slices) => list.extend(slices.into_iter().filter(|slice| !slice.is_empty())),
-                None => buffers.whole = false,
-            }
-        }
-        (complete && last_found).then_some(buffers)
-    }
-}
-
-/// Bytes of all slices; `None` if they exceed the address space.
-fn total(slices: &[VolatileSlice<'_>]) -> Option<usize> {
-    slices.iter().try_fold(0_usize, |sum, slice| sum.checked_add(slice.len()))
-}
-
-/// Takes the last byte off.
-fn split_last<'m>(slices: &mut Vec<VolatileSlice<'m>>) -> Option<VolatileSlice<'m>> {
-    let last = slices.pop()?;
-    let (front, byte) = last.split_at(last.len().checked_sub(1)?).ok()?;
-    if !front.is_empty() {
-        slices.push(front);
-    }
-    Some(byte)
-}
-
 /// Takes the header off: type and sector. It may lie in several parts.
 fn take_header(slices: &mut Vec<VolatileSlice<'_>>) -> Option<(u32, u64)> {
-    let mut header = [0; HEADER];
-    let mut left = header.as_mut_slice();
-    let mut taken = 0;
-    for slice in slices.iter_mut() {
-        let (part, rest) = left.split_at_mut(slice.len().min(left.len()));
-        slice.read_slice(part, 0).ok()?;
-        *slice = slice.offset(part.len()).ok()?;
-        taken += part.len();
-        left = rest;
-    }
-    if taken < HEADER {
-        return None;
-    }
-    slices.retain(|slice| !slice.is_empty());
-    let [a, b, c, d, _, _, _, _, sector @ ..] = header;
+    let [a, b, c, d, _, _, _, _, sector @ ..] = take::<HEADER>(slices)?;
     Some((u32::from_le_bytes([a, b, c, d]), u64::from_le_bytes(sector)))
-}
-
-/// Writes `data` over `slices`; how many bytes, or `None` if they have no room for it.
-fn scatter(data: &[u8], slices: &[VolatileSlice<'_>]) -> Option<u32> {
-    let mut left = data;
-    for slice in slices {
-        let (part, rest) = left.split_at(slice.len().min(left.len()));
-        slice.write_slice(part, 0).ok()?;
-        left = rest;
-    }
-    left.is_empty().then(|| u32::try_from(data.len()).unwrap_or(u32::MAX))
 }

@@ -6,7 +6,7 @@ use pci::function::{Changes, PciFunction, ResetKind};
 use pci::testing::FakeMsi;
 use proptest::prelude::*;
 use virtio_queue::desc::{RawDescriptor, split::Descriptor};
-use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 
 use super::*;
 use crate::virtio::feature;

@@ -1,18 +1,17 @@
 //! Makes endpoints and the hierarchy that holds them, at the start of a machine and later.
 
+mod virtio;
+
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use api::config::DiskConfig;
 use devices::stub::{StubError, StubFunction};
 use devices::vfio::iommu::DomainError;
 use devices::vfio::{Domain, Hardware, HostFunction, Placement, VfioError, VfioFunction, VfioOptions};
-use devices::virtio::block::{BlockError, BlockFunction, BlockSpec, SERIAL_LEN};
+use devices::virtio::{BlockError, Memory};
 use pci::address::HostBdf;
 use pci::bar::BarSpec;
 use pci::function::{FunctionId, Shared};
@@ -21,9 +20,10 @@ use pci::intx;
 use pci::seams::MsiPort;
 use pci::topology::{Parent, Plan, PlannedFunction, PlannedKind};
 use thiserror::Error;
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::GuestMemoryMmap;
 
 use crate::address_space::{AddressSpace, BusMaster};
+use crate::backends::{BackendError, Backends};
 use crate::effects::Endpoint;
 use crate::host;
 use crate::kvm::{GsiTable, KvmError, SharedIntx, SignalMsi, Vm};
@@ -34,6 +34,9 @@ use crate::spec::{self, Spec};
 pub struct Factory {
     vm: Arc<Vm>,
     ram: GuestMemoryMmap,
+    /// RAM as virtio devices hold it.
+    memory: Memory,
+    backends: Arc<Backends>,
     space: Arc<AddressSpace>,
     routes: GsiTable,
     msi: Arc<dyn MsiPort>,
@@ -58,11 +61,12 @@ pub struct Order<'a> {
 }
 
 impl Factory {
-    /// For the machine `vm` with memory `ram`.
+    /// For the machine `vm` with memory `ram`; virtio devices use `backends`.
     #[must_use]
-    pub fn new(vm: Arc<Vm>, ram: GuestMemoryMmap, space: Arc<AddressSpace>, routes: GsiTable) -> Self {
+    pub fn new(vm: Arc<Vm>, ram: GuestMemoryMmap, space: Arc<AddressSpace>, routes: GsiTable, backends: Arc<Backends>) -> Self {
         let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
-        Self { vm, ram, space, routes, msi, domain: None, wires: BTreeMap::new() }
+        let memory = Memory::new(ram.clone());
+        Self { vm, ram, memory, backends, space, routes, msi, domain: None, wires: BTreeMap::new() }
     }
 
     /// Makes all of `plan`'s functions and the tree that holds them, programmed as planned.
@@ -101,7 +105,7 @@ impl Factory {
                 let line = self.wire(order.gsi).map(|wire| wire.line());
                 Arc::new(Mutex::new(StubFunction::new(order.name, stub, Arc::clone(&self.msi), line, dma)?))
             }
-            spec::Endpoint::Disk(disk) => Arc::new(Mutex::new(self.disk(order.name, disk)?)),
+            spec::Endpoint::Virtio(device) => self.virtio(order.name, device)?,
             spec::Endpoint::Vfio { at, clique, clique_any_vendor } => {
                 let options = VfioOptions { clique: *clique, clique_any_vendor: *clique_any_vendor, placement: order.placement };
                 Arc::new(Mutex::new(self.host_function(order, *at, &options)?))
@@ -155,14 +159,6 @@ impl Factory {
         let events = self.wire(order.gsi).map(SharedIntx::events).transpose().map_err(FunctionError::Event)?;
         Ok(VfioFunction::new(host, options, Arc::new(self.routes.clone()), events, order.id)?)
     }
-
-    fn disk(&self, name: &str, disk: &DiskConfig) -> Result<BlockFunction, FunctionError> {
-        let file = open_disk(&disk.path, disk.readonly);
-        let file = file.map_err(|source| FunctionError::Disk { path: disk.path.clone(), readonly: disk.readonly, source })?;
-        let serial = disk.serial.clone().unwrap_or_else(|| name.chars().take(SERIAL_LEN).collect());
-        let spec = BlockSpec { file, readonly: disk.readonly, serial };
-        Ok(BlockFunction::new(name, spec, GuestMemoryAtomic::new(self.ram.clone()), Arc::clone(&self.msi))?)
-    }
 }
 
 /// Whether any endpoint is a function of the host.
@@ -180,25 +176,6 @@ fn placement(plan: &Plan, planned: &PlannedFunction) -> Placement {
     match port.map(|port| &port.kind) {
         Some(PlannedKind::Port(port)) => Placement::BelowPort(port.spec.link),
         _ => Placement::RootBus,
-    }
-}
-
-/// Opens the image of a disk. Never waits, as opening a FIFO would.
-fn open_disk(path: &Path, readonly: bool) -> io::Result<File> {
-    let kind = fs::metadata(path)?.file_type();
-    if !kind.is_file() && !kind.is_block_device() {
-        return Err(io::Error::other("it is no regular file or block device"));
-    }
-    OpenOptions::new().read(true).write(!readonly).open(path)
-}
-
-/// What helps against the refusal of a disk.
-fn advice(readonly: bool, source: &io::Error) -> &'static str {
-    match source.kind() {
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !readonly => {
-            " for writing: add readonly=on, or allow it"
-        }
-        _ => "",
     }
 }
 
@@ -228,17 +205,9 @@ pub enum FunctionError {
     /// A stub.
     #[error(transparent)]
     Stub(#[from] StubError),
-    /// A disk image.
-    #[error("cannot open the disk {}{}", path.display(), advice(*readonly, source))]
-    Disk {
-        /// The image.
-        path: PathBuf,
-        /// How it was to be opened.
-        readonly: bool,
-        /// The reason.
-        #[source]
-        source: io::Error,
-    },
+    /// The host's side of a virtio device.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     /// The DMA domain.
     #[error(transparent)]
     Domain(#[from] DomainError),

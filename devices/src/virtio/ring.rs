@@ -1,0 +1,159 @@
+//! One queue at work: takes chains of descriptors off it, gives them back, signals as the driver asked for it.
+
+use std::sync::Arc;
+
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use vm_memory::atomic::GuestMemoryLoadGuard;
+use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
+
+use super::signals::Signals;
+use super::worker::{Bell, Stop};
+
+/// Guest memory as devices hold it.
+pub type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
+/// Guest memory as it is at one moment.
+pub type Snapshot = GuestMemoryLoadGuard<GuestMemoryMmap>;
+/// Descriptors of one buffer.
+pub type Chain<'m> = DescriptorChain<&'m GuestMemoryMmap>;
+
+/// A queue that the driver has set up.
+pub struct Ring {
+    index: usize,
+    queue: Queue,
+    bell: Arc<Bell>,
+    memory: Memory,
+    signals: Arc<Signals>,
+}
+
+/// The ring makes no sense: only a reset helps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Corrupt;
+
+impl From<virtio_queue::Error> for Corrupt {
+    fn from(_: virtio_queue::Error) -> Self {
+        Self
+    }
+}
+
+/// What became of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// The driver gets it back, with so many bytes written.
+    Used(u32),
+    /// There is no place for an answer: the driver is broken.
+    Malformed,
+    /// Not carried out; it stays in the queue and [`Ring::drain`] ends.
+    Later,
+    /// The worker is being stopped; the driver gets no answer.
+    Stopped,
+}
+
+impl Ring {
+    pub(super) fn new(index: usize, queue: Queue, bell: Arc<Bell>, memory: Memory, signals: Arc<Signals>) -> Self {
+        Self { index, queue, bell, memory, signals }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Where the driver tells of new buffers. It rings, too, when the function may touch guest memory again.
+    #[must_use]
+    pub fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    /// The rings' size and addresses.
+    #[must_use]
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// Guest memory as it is at this moment.
+    #[must_use]
+    pub fn memory(&self) -> Snapshot {
+        self.memory.memory()
+    }
+
+    /// The next buffer that the driver made available; `None` while the function may not touch guest memory.
+    pub fn pop<'m>(&mut self, memory: &'m GuestMemoryMmap) -> Result<Option<Chain<'m>>, Corrupt> {
+        if !self.signals.bus_master() {
+            return Ok(None);
+        }
+        Ok(self.queue.iter(memory)?.next())
+    }
+
+    /// Puts the buffer back that was taken last.
+    pub fn put_back(&mut self) {
+        self.queue.go_to_previous_position();
+    }
+
+    /// Gives a buffer to the driver, `len` bytes of it written. [`Ring::tell`] follows, once for several of them.
+    pub fn push(&mut self, memory: &GuestMemoryMmap, head: u16, len: u32) -> Result<(), Corrupt> {
+        Ok(self.queue.add_used(memory, head, len)?)
+    }
+
+    /// Interrupts the driver, if it wants to hear of the buffers that it was given.
+    pub fn tell(&mut self, memory: &GuestMemoryMmap) -> Result<(), Corrupt> {
+        if self.queue.needs_notification(memory)? {
+            self.signals.used(self.index);
+        }
+        Ok(())
+    }
+
+    /// Asks the driver not to ring.
+    pub fn hush(&mut self, memory: &GuestMemoryMmap) -> Result<(), Corrupt> {
+        Ok(self.queue.disable_notification(memory)?)
+    }
+
+    /// Asks the driver to ring for new buffers. Whether some came meanwhile, for which it may not have rung.
+    pub fn listen(&mut self, memory: &GuestMemoryMmap) -> Result<bool, Corrupt> {
+        Ok(self.queue.enable_notification(memory)?)
+    }
+
+    /// The device cannot go on: the driver must reset it.
+    pub fn give_up(&self) {
+        self.signals.give_up();
+    }
+
+    /// Serves what the ring holds, in order, until it is empty and the driver will ring again.
+    pub fn drain(&mut self, stop: &Stop, mut serve: impl FnMut(Chain<'_>, &GuestMemoryMmap) -> Served) -> Result<(), Corrupt> {
+        let memory = self.memory();
+        while self.signals.bus_master() && !stop.stopped() {
+            self.hush(&memory)?;
+            while !stop.stopped() {
+                let Some(chain) = self.pop(&memory)? else { break };
+                let head = chain.head_index();
+                match serve(chain, &memory) {
+                    Served::Used(len) => self.push(&memory, head, len)?,
+                    Served::Malformed => return Err(Corrupt),
+                    Served::Later => {
+                        self.put_back();
+                        return Ok(());
+                    }
+                    Served::Stopped => return Ok(()),
+                }
+                self.tell(&memory)?;
+            }
+            if !self.listen(&memory)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves the ring whenever the driver rings, until `stop` says so or the ring is corrupt.
+    pub fn run(mut self, stop: &Stop, mut serve: impl FnMut(Chain<'_>, &GuestMemoryMmap) -> Served) {
+        loop {
+            if self.drain(stop, &mut serve).is_err() {
+                self.signals.give_up();
+                return;
+            }
+            if !self.bell.wait(stop) {
+                return;
+            }
+        }
+    }
+}
