@@ -105,6 +105,38 @@ impl fmt::Display for PciAddress {
     }
 }
 
+impl std::str::FromStr for PciAddress {
+    type Err = PciAddressError;
+
+    /// With or without the segment: `0000:04:00.0` or `04:00.0`.
+    fn from_str(text: &str) -> Result<Self, PciAddressError> {
+        let hex = |text: &str, digits: usize| {
+            let whole = text.len() == digits && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+            whole.then(|| u16::from_str_radix(text, 16).ok()).flatten()
+        };
+        let parse = || {
+            let (rest, function) = text.rsplit_once('.')?;
+            let (rest, device) = rest.rsplit_once(':')?;
+            let (segment, bus) = rest.rsplit_once(':').unwrap_or(("0000", rest));
+            let byte = |text, digits, most| u8::try_from(hex(text, digits)?).ok().filter(|number| *number <= most);
+            Some(Self {
+                segment: hex(segment, 4)?,
+                bus: byte(bus, 2, u8::MAX)?,
+                device: byte(device, 2, 31)?,
+                function: byte(function, 1, 7)?,
+            })
+        };
+        parse().ok_or_else(|| PciAddressError { text: text.to_owned() })
+    }
+}
+
+/// No address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no address of a PCI function; write it as 0000:04:00.0")]
+pub struct PciAddressError {
+    text: String,
+}
+
 /// A device and where the guest finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
@@ -257,5 +289,9 @@ mod tests {
     fn addresses_are_written_as_linux_writes_them() {
         let address = PciAddress { segment: 0, bus: 4, device: 31, function: 7 };
         assert_eq!(address.to_string(), "0000:04:1f.7");
+        assert_eq!(("0000:04:1f.7".parse(), "04:1f.7".parse()), (Ok(address), Ok(address)));
+        for text in ["", "04:1f", "04:20.0", "4:1f.7", "04:1f.8", "0000:0004:1f.7", "x:04:1f.7", "04:1f.7 ", "vfio0"] {
+            assert!(text.parse::<PciAddress>().is_err(), "{text}");
+        }
     }
 }

@@ -3,11 +3,13 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::executable;
 use crate::guest::Guest;
 use crate::process::{LIMIT, Session};
 
@@ -37,6 +39,17 @@ impl Server {
         let folder = folder();
         let process = Session::start(&["--api-socket", &folder.path().join("s").display().to_string()]);
         let server = Self { process, folder };
+        server.until("GET vmm.ping", "", 200);
+        server
+    }
+
+    /// `banyan --api-socket` with these variables and an empty standard input.
+    #[must_use]
+    pub fn with_environment(variables: &[(&str, &str)]) -> Self {
+        let folder = folder();
+        let mut command = Command::new(executable::path());
+        command.arg("--api-socket").arg(folder.path().join("s")).envs(variables.iter().copied());
+        let server = Self { process: Session::spawn(command, LIMIT), folder };
         server.until("GET vmm.ping", "", 200);
         server
     }

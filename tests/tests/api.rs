@@ -33,7 +33,7 @@ fn a_machine_that_cannot_be_is_refused_when_it_is_created() {
     }
     assert_eq!(server.create(&kernel, "").0, 204);
     server.expect("PUT vm.boot", "", 204);
-    assert_eq!(server.create(&kernel, "").0, 409);
+    assert_eq!(server.create(&kernel, "").0, 405);
     server.expect("PUT vm.delete", "", 204);
     server.expect("PUT vmm.shutdown", "", 204);
     server.ends(0);

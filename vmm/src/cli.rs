@@ -16,9 +16,11 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use thiserror::Error;
 
+mod config;
 mod ctl;
 mod topology;
 
+pub use config::{ConfigCommand, ConfigOptions};
 pub use ctl::{CtlCommand, CtlOptions};
 pub use topology::{Format, GuestArguments, TopologyCommand, TopologyOptions};
 
@@ -41,6 +43,8 @@ pub enum Action {
     },
     /// `banyan ctl`.
     Ctl(Box<CtlOptions>),
+    /// `banyan config`.
+    Config(ConfigOptions),
     /// `banyan topology`.
     Topology(Box<TopologyOptions>),
     /// `banyan demo`.
@@ -88,6 +92,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, Cl
             Ok(Action::Demo(DemoOptions { verbose: demo.verbose, log: demo.log.unwrap_or_default() }))
         }
         (Some(Command::Ctl(ctl)), _) => Ok(Action::Ctl(ctl)),
+        (Some(Command::Config(config)), _) => Ok(Action::Config(config)),
         (Some(Command::Topology(topology)), _) => Ok(Action::Topology(topology)),
         (Some(Command::Completions { shell }), _) => Ok(Action::Completions(shell)),
         (None, Some(socket)) => {
@@ -149,6 +154,9 @@ enum Command {
     /// Ask something of a process that runs, or have it change its machine
     #[command(after_long_help = ctl::NOTES)]
     Ctl(Box<CtlOptions>),
+    /// Check or show the file that holds for machines of API clients
+    #[command(after_long_help = config::NOTES)]
+    Config(ConfigOptions),
     /// Show a host's hierarchy, or what a guest of it would see
     #[command(after_long_help = topology::NOTES)]
     Topology(Box<TopologyOptions>),

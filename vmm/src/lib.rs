@@ -27,6 +27,7 @@ pub mod mirrors;
 pub mod outputs;
 pub mod pci_bus;
 pub mod plan;
+pub mod policy;
 pub mod ports;
 pub mod replicate;
 pub mod run;

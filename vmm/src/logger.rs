@@ -1,4 +1,6 @@
 //! Writes log records to standard error or a file, one line each.
+//!
+//! Levels are written as `ERRO:`, `WARN:`, `INFO:`, `DEBG:` and `TRCE:`, which Kata Containers finds in lines of standard error.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -32,9 +34,9 @@ impl Log for Logger {
         if !self.enabled(record.metadata()) {
             return;
         }
-        let level = record.level().as_str().to_ascii_lowercase();
+        let level = tag(record.level());
         let line = match &self.file {
-            Some(_) => format!("{:.6} {level} {}: {}\n", self.start.elapsed().as_secs_f64(), record.target(), record.args()),
+            Some(_) => format!("{:.6} {level}: {}: {}\n", self.start.elapsed().as_secs_f64(), record.target(), record.args()),
             None => format!("banyan: {level}: {}\n", record.args()),
         };
         // A log that cannot be written has nowhere to say so.
@@ -45,4 +47,14 @@ impl Log for Logger {
     }
 
     fn flush(&self) {}
+}
+
+const fn tag(level: Level) -> &'static str {
+    match level {
+        Level::Error => "ERRO",
+        Level::Warn => "WARN",
+        Level::Info => "INFO",
+        Level::Debug => "DEBG",
+        Level::Trace => "TRCE",
+    }
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
-use vmm::{ctl, demo, run, serve, topology};
+use vmm::{ctl, demo, policy, run, serve, topology};
 
 fn main() -> ExitCode {
     let done = match cli::parse(std::env::args_os()) {
@@ -37,6 +37,10 @@ fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
                 Ok(error.exit_code().into())
             }
         },
+        Action::Config(options) => {
+            policy::run(&options.command, &mut io::stdout().lock())?;
+            Ok(ExitCode::SUCCESS)
+        }
         Action::Topology(options) => {
             topology::run(&options, &mut io::stdout().lock())?;
             Ok(ExitCode::SUCCESS)

@@ -218,8 +218,15 @@ pub fn start_log(config: &api::config::LogConfig) -> Result<(), RunError> {
 #[must_use]
 pub fn exit_code(end: End) -> u8 {
     match end {
-        End::Power(PowerEvent::PowerOff) | End::Escape | End::Command => exit_code::POWER_OFF,
-        End::Power(PowerEvent::Reset) | End::Reboot => exit_code::RESET,
+        End::Power(PowerEvent::PowerOff) => {
+            log::info!("the guest powered off");
+            exit_code::POWER_OFF
+        }
+        End::Escape | End::Command => exit_code::POWER_OFF,
+        End::Power(PowerEvent::Reset) | End::Reboot => {
+            log::info!("the guest reset itself, which ends the process");
+            exit_code::RESET
+        }
         // As a process status keeps it: the low eight bits.
         End::Power(PowerEvent::Exit(value)) => value.wrapping_shl(1) | 1,
         End::Vcpu(Ended::TripleFault) => {

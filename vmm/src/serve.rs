@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use api::channel::{Inbox, channel};
 use api::command::{Command, Reply};
-use api::config::VmConfig;
+use api::config::{Policy, ResetPolicy, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::http::{Limits, ServeError as ServerError, Server};
 use api::info::{Phase, Published, VmInfo};
@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use crate::cli::RunOptions;
 use crate::driver::End;
+use crate::policy;
 use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
@@ -33,12 +34,21 @@ pub fn serve(config: Option<VmConfig>, options: &RunOptions, socket: &Path) -> R
     let signals = Signals::handle().map_err(ServeError::Channel)?;
     let published = Published::new();
     let started_by_flags = config.is_some();
-    let mut state = State { config, inbox: &inbox, published: &published, signals };
+    let policy = policy::load().map(|source| source.policy).map_err(|error| {
+        let why = ApiError::from_error(ErrorKind::BadRequest, &error);
+        log::error!("{why}; vm.create will be refused");
+        why
+    });
+    let base = policy.as_ref().map(Policy::base).unwrap_or_default();
+    let mut options = options.clone();
+    options.no_reboot |= policy.as_ref().is_ok_and(|policy| config.is_none() && policy.reset == ResetPolicy::Exit);
+    let options = &options;
+    let mut state = State { config, inbox: &inbox, published: &published, signals, policy };
     if started_by_flags {
         // A client that is there before the machine finds it on its way.
         state.publish(Phase::Starting);
     }
-    let server = Server::start(socket, controller, published.clone(), VmConfig::default(), Limits::default())?;
+    let server = Server::start(socket, controller, published.clone(), base, Limits::default())?;
     let done = if started_by_flags { state.boot(options, None) } else { Ok(None) };
     let code = match done {
         Ok(Some(code)) => Ok(code),
@@ -55,6 +65,8 @@ struct State<'a> {
     inbox: &'a Inbox,
     published: &'a Published,
     signals: Signals,
+    /// For machines that clients create, or why there are none.
+    policy: Result<Policy, ApiError>,
 }
 
 impl State<'_> {
@@ -135,16 +147,8 @@ impl State<'_> {
     fn obey(&mut self, command: Command, options: &RunOptions) -> Result<Option<u8>, ServeError> {
         match command {
             Command::Create { config, reply } => {
-                let there = self.config.is_some();
-                if there {
-                    reply.send(Err(ApiError::new(ErrorKind::Conflict, "there is a virtual machine already: delete it first")));
-                } else if let Err(error) = run::check(&config) {
-                    reply.send(Err(ApiError::from_error(kind(&error), &error)));
-                } else {
-                    self.config = Some(*config);
-                    self.publish(Phase::Created);
-                    reply.send(Ok(()));
-                }
+                let created = self.create(*config);
+                reply.send(created);
             }
             Command::Boot { reply } => return self.boot(options, Some(reply)),
             Command::Delete { reply } => {
@@ -166,6 +170,18 @@ impl State<'_> {
             }
         }
         Ok(None)
+    }
+
+    fn create(&mut self, mut config: VmConfig) -> Result<(), ApiError> {
+        if self.config.is_some() {
+            return Err(ApiError::wrong_state("vm.create", &"there already; delete it first"));
+        }
+        let policy = self.policy.as_ref().map_err(Clone::clone)?;
+        config.devices.iter_mut().for_each(|device| policy.complete(device));
+        run::check(&config).map_err(|error| ApiError::from_error(kind(&error), &error))?;
+        self.config = Some(config);
+        self.publish(Phase::Created);
+        Ok(())
     }
 
     fn publish(&self, phase: Phase) {

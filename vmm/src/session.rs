@@ -99,7 +99,7 @@ impl<'a, 's> Session<'a, 's> {
     fn obey(&mut self, command: Command) -> Option<End> {
         match command {
             Command::Create { reply, .. } => {
-                reply.send(Err(ApiError::new(ErrorKind::Conflict, "there is a virtual machine already: delete it first")));
+                reply.send(Err(ApiError::wrong_state("vm.create", &"there already; delete it first")));
             }
             Command::Boot { reply } => {
                 reply.send(Err(ApiError::new(ErrorKind::WrongState, "the virtual machine runs already")));

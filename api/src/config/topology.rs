@@ -131,7 +131,7 @@ impl TopologyConfig {
 }
 
 /// Line number of a byte offset, from 1.
-fn line(text: &str, offset: usize) -> usize {
+pub(super) fn line(text: &str, offset: usize) -> usize {
     1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count()
 }
 

@@ -165,8 +165,9 @@ pub fn create(body: &[u8], base: &VmConfig, notes: &Notes) -> Result<VmConfig, A
     if let Some(cpus) = body.cpus {
         cpus.put(&mut config, notes)?;
     }
-    if let Some(memory) = body.memory {
-        memory.put(&mut config, notes)?;
+    match body.memory {
+        Some(memory) => memory.put(&mut config, notes)?,
+        None => config.memory = MemoryConfig::default(),
     }
     config.disks = list(body.disks, |disk: DiskBody| disk.config(WHAT))?;
     config.nets = list(body.net, |net: NetBody| net.config(WHAT))?;
@@ -335,8 +336,8 @@ impl MemoryBody {
             return Err(refused(WHAT, "memory.hotplug_size", "together with `memory.size` it is more than 64 bits can count"));
         }
         let prefault = self.prefault.unwrap_or_default();
-        config.memory =
-            MemoryConfig { size, shared: self.shared.unwrap_or_default(), hugepages, prefault, prefault_threads: None };
+        config.memory = MemoryConfig { size, shared: self.shared.unwrap_or_default(), hugepages, prefault, ..config.memory };
+        config.memory.prefault_threads = config.memory.prefault_threads.filter(|_| prefault);
         config.growth = GrowthConfig { memory: Size(growth), ..config.growth };
         Ok(())
     }

@@ -203,3 +203,12 @@ fn a_recorded_host_is_for_dry_runs_only() {
     assert_eq!(run("--dry-run --host h.json").1.host, Some("h.json".into()));
     assert_eq!(usage_error("run --kernel k --host h.json").0, ErrorKind::MissingRequiredArgument);
 }
+
+#[test]
+fn the_configuration_file_can_be_checked_and_shown() {
+    let Ok(Action::Config(ConfigOptions { command: ConfigCommand::Check { file } })) = parsed("config check f.toml") else {
+        panic!("no check")
+    };
+    assert_eq!(file.as_deref(), Some(Path::new("f.toml")));
+    assert!(matches!(parsed("config show"), Ok(Action::Config(ConfigOptions { command: ConfigCommand::Show { file: None } }))));
+}

@@ -1,0 +1,49 @@
+//! `banyan config`: what a person can ask about the file that holds for machines of API clients.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+
+/// `banyan config`.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub struct ConfigOptions {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
+pub enum ConfigCommand {
+    /// Say what is wrong with the file, or that nothing is
+    Check {
+        /// The file [default: that of BANYAN_CONFIG, else /etc/banyan/config.toml]
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
+    },
+    /// Print what holds, with built-in values where the file says nothing
+    Show {
+        /// The file [default: that of BANYAN_CONFIG, else /etc/banyan/config.toml]
+        #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
+    },
+}
+
+/// Text at the end of the long help.
+pub(super) const NOTES: &str = "\
+The file holds for machines that clients of the HTTP API create (banyan --api-socket), not for `banyan run`:
+
+  [pcie]      the keys of `banyan run --pcie`, such as topology = \"host\"
+  [hot-plug]  place = \"bus0\" | \"ports\": where devices go that come while
+              the guest runs and name no port [default: bus0]
+  [cdi]       dirs = [\"/etc/cdi\", \"/var/run/cdi\"]
+  [memory]    hugepage-size = \"2M\" | \"1G\" for clients that ask for huge pages
+              and name no size; prefault-threads = N
+  [guest]     reset = \"reboot\" | \"exit\": what follows a guest's reset
+              [default: reboot]
+  [boot]      answer-after = SECONDS: vm.boot is answered by then, counted from
+              vm.create, even if memory is still being prepared [default: 6]
+  [[device]]  host = \"0000:41:00.0\"; on = \"PORT\", clique = 0 to 15,
+              clique-any-vendor = true: holds where a request says nothing
+
+A file that is wrong does not keep the process from starting: vm.create is answered with the reason.";

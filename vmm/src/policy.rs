@@ -1,0 +1,130 @@
+//! Decides which policy holds for the machines that API clients create: that of a file, or the built-in one.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use api::config::{Policy, PolicyError};
+use thiserror::Error;
+
+use crate::cli::ConfigCommand;
+
+/// Where the file is, if nobody says otherwise.
+pub const FILE: &str = "/etc/banyan/config.toml";
+/// Names another file. It must exist.
+pub const VARIABLE: &str = "BANYAN_CONFIG";
+
+/// Bytes of a file: a table for each function of a large host fits.
+const LARGEST: u64 = 1 << 20;
+
+/// A policy and where it comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// What it says.
+    pub policy: Policy,
+    /// The file; `None` if there is none.
+    pub file: Option<PathBuf>,
+}
+
+/// The policy of this process: the file that [`VARIABLE`] names, else [`FILE`] if it exists, else built-in values.
+pub fn load() -> Result<Source, LoadError> {
+    choose(std::env::var_os(VARIABLE).filter(|path| !path.is_empty()), Path::new(FILE))
+}
+
+fn choose(named: Option<OsString>, usual: &Path) -> Result<Source, LoadError> {
+    match named {
+        Some(path) => read(Path::new(&path)),
+        None => match read(usual) {
+            Err(LoadError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(Source { policy: Policy::default(), file: None })
+            }
+            done => done,
+        },
+    }
+}
+
+/// Reads a file.
+pub fn read(path: &Path) -> Result<Source, LoadError> {
+    let failed = |source| LoadError::Read { path: path.to_owned(), source };
+    let mut text = String::new();
+    let file = File::open(path).map_err(failed)?;
+    // Opening a FIFO or a device would be waiting for somebody.
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(failed(io::Error::other("it is no regular file")));
+    }
+    file.take(LARGEST + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > LARGEST {
+        return Err(failed(io::Error::other(format!("it has more than {} MiB", LARGEST >> 20))));
+    }
+    let policy = Policy::parse(&path.display().to_string(), &text)?;
+    Ok(Source { policy, file: Some(path.to_owned()) })
+}
+
+/// `banyan config`.
+pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), LoadError> {
+    let found = |file: &Option<PathBuf>| file.as_deref().map_or_else(load, read);
+    let name = |file: &Option<PathBuf>| file.as_ref().map_or_else(|| "built-in values".to_owned(), |at| at.display().to_string());
+    let text = match command {
+        ConfigCommand::Check { file } => format!("{}: fine\n", name(&found(file)?.file)),
+        ConfigCommand::Show { file } => {
+            let Source { policy, file } = found(file)?;
+            format!("{:<26} {}\n{policy}", "file", name(&file))
+        }
+    };
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // A reader such as head(1) that has seen enough is no error.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(LoadError::Print(error)),
+        _ => Ok(()),
+    }
+}
+
+/// A policy that is not known.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// No file, or one that cannot be read.
+    #[error("the configuration {} cannot be read: make it readable, or correct {VARIABLE}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// What it says.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// Standard output.
+    #[error("cannot write to standard output")]
+    Print(#[source] io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_file_may_be_absent_and_a_named_one_must_exist() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.toml");
+        assert_eq!(choose(None, &file).unwrap(), Source { policy: Policy::default(), file: None });
+        let error = choose(Some(file.clone().into()), Path::new("/nonexistent")).unwrap_err();
+        assert!(error.to_string().contains("config.toml cannot be read"), "{error}");
+        std::fs::write(&file, "[guest]\nreset = \"exit\"\n").unwrap();
+        for source in [choose(None, &file), choose(Some(file.clone().into()), Path::new("/nonexistent"))] {
+            let source = source.unwrap();
+            assert_eq!((source.policy.reset, source.file.as_ref()), (api::config::ResetPolicy::Exit, Some(&file)));
+        }
+        std::fs::write(&file, "[guest]\nreset = 1\n").unwrap();
+        assert!(matches!(choose(None, &file), Err(LoadError::Policy(_))));
+    }
+
+    #[test]
+    fn what_is_no_file_or_too_large_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(matches!(read(folder.path()), Err(LoadError::Read { .. })));
+        let file = folder.path().join("f");
+        std::fs::write(&file, "#".repeat((1 << 20) + 1)).unwrap();
+        assert!(matches!(read(&file), Err(LoadError::Read { .. })));
+    }
+}
