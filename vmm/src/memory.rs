@@ -1,12 +1,14 @@
 //! Guest RAM: reserves address space for it, gives it pages when asked, and says what is missing when the host cannot.
 
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::thread;
 
 use arch::memory_map::Range;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use thiserror::Error;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 /// How RAM is backed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,7 +42,9 @@ pub fn create(ranges: &[Range], backing: Backing) -> Result<GuestMemoryMmap, Mem
         let failed = |source: io::Error| MemoryError::Map { at: range.start, len: range.len(), source };
         let len = usize::try_from(range.len()).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, mmap_flags(backing));
-        let region = MmapRegion::build(None, len, prot, flags).map_err(|error| failed(io::Error::other(error)))?;
+        // Shared memory has a descriptor, by which another process can map it.
+        let file = if backing.shared { Some(memory_file(range.len(), backing.huge_page).map_err(failed)?) } else { None };
+        let region = MmapRegion::build(file, len, prot, flags).map_err(|error| failed(io::Error::other(error)))?;
         if backing.transparent_huge_pages && backing.huge_page.is_none() {
             advise(region.as_ptr(), len, libc::MADV_HUGEPAGE);
         }
@@ -117,14 +121,31 @@ fn populate(host: u64, len: u64, progress: &(dyn Fn(u64) -> bool + Sync)) -> io:
     Ok(())
 }
 
+/// A file of memory alone, of `len` bytes, that cannot change its length (a server that cut it would take pages away).
+fn memory_file(len: u64, huge_page: Option<u64>) -> io::Result<FileOffset> {
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match huge_page {
+        Some(page) if page == 1 << 30 => flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+        Some(_) => flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        None => {}
+    }
+    let file = File::from(memfd_create("banyan-ram", flags)?);
+    file.set_len(len)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(FileOffset::new(file, 0))
+}
+
 fn mmap_flags(backing: Backing) -> i32 {
-    let sharing = if backing.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
+    if backing.shared {
+        // The file says which pages.
+        return libc::MAP_SHARED | if backing.huge_page.is_none() { libc::MAP_NORESERVE } else { 0 };
+    }
     // Pool pages are reserved at once, so that a short pool is an error here and not a signal later.
     let pages = match backing.huge_page {
         Some(size) => libc::MAP_HUGETLB | i32::try_from(size.trailing_zeros()).unwrap_or(0) << libc::MAP_HUGE_SHIFT,
         None => libc::MAP_NORESERVE,
     };
-    libc::MAP_ANONYMOUS | sharing | pages
+    libc::MAP_ANONYMOUS | libc::MAP_PRIVATE | pages
 }
 
 fn advise(address: *mut u8, len: usize, advice: i32) {
@@ -193,6 +214,8 @@ pub enum MemoryError {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use vm_memory::Bytes;
+
     use super::*;
 
     #[test]
@@ -200,6 +223,19 @@ mod tests {
         let ranges = [Range { start: 0, end: 2 << 30 }, Range { start: 4 << 30, end: 4 << 40 }];
         let memory = create(&ranges, Backing::default()).unwrap();
         assert_eq!(regions(&memory).iter().map(|region| region.len).sum::<u64>(), (4 << 40) - (2 << 30));
+    }
+
+    #[test]
+    fn shared_memory_can_be_mapped_again_and_keeps_its_length() {
+        let ranges = [Range { start: 0, end: 1 << 20 }, Range { start: 4 << 20, end: 6 << 20 }];
+        let memory = create(&ranges, Backing { shared: true, ..Backing::default() }).unwrap();
+        memory.write_slice(b"seen by both", GuestAddress(5 << 20)).unwrap();
+        let region = memory.find_region(GuestAddress(5 << 20)).unwrap();
+        let file = region.file_offset().unwrap();
+        let mut seen = [0; 12];
+        std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut seen, file.start() + (1 << 20)).unwrap();
+        assert_eq!(&seen, b"seen by both");
+        assert!(file.file().set_len(4096).is_err());
     }
 
     #[test]
