@@ -10,6 +10,7 @@ pub mod budget;
 pub mod cdi;
 pub mod changes;
 pub mod cli;
+pub mod cliques;
 pub mod counters;
 pub mod ctl;
 pub mod demo;

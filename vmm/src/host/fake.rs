@@ -30,6 +30,14 @@ pub struct FakeFunction<'a> {
     pub driver: Option<&'a str>,
     pub config_len: usize,
     pub numa_node: i32,
+    /// ACS capability and control.
+    pub acs: Option<(u16, u16)>,
+    /// Whether ATS is on.
+    pub ats: Option<bool>,
+    /// Total and enabled virtual functions.
+    pub sriov: Option<(u16, u16)>,
+    /// Lines of `resource`.
+    pub resource: &'a str,
 }
 
 impl Default for FakeFunction<'_> {
@@ -44,6 +52,10 @@ impl Default for FakeFunction<'_> {
             driver: Some("vfio-pci"),
             config_len: 4096,
             numa_node: 0,
+            acs: None,
+            ats: None,
+            sriov: None,
+            resource: "",
         }
     }
 }
@@ -78,14 +90,30 @@ impl FakeFunction<'_> {
             // Power management first, then PCI Express.
             put(0x40, &[0x01, 0x60, 0x03, 0x00]);
             put(0x60, &[0x10, 0x00, 0x02 | express << 4, 0x00]);
-            // 512 bytes of 1024 supported; 16 GT/s x16 at 8 GT/s x8; 32- and 64-bit AtomicOp completion.
+            // 512 bytes of 1024 supported, 4096-byte reads; 16 GT/s x16 at 8 GT/s x8; 32- and 64-bit AtomicOp completion.
             put(0x64, &3u32.to_le_bytes());
-            put(0x68, &(2u32 << 5).to_le_bytes());
+            put(0x68, &(2u32 << 5 | 5 << 12).to_le_bytes());
             put(0x6C, &(4u32 | 16 << 4).to_le_bytes());
             put(0x70, &((3u32 | 8 << 4) << 16).to_le_bytes());
-            put(0x84, &(3u32 << 7).to_le_bytes());
+            put(0x84, &(3u32 << 7 | 1 << 6).to_le_bytes());
+            put(0x88, &0x40u16.to_le_bytes());
+            self.extended(&mut put);
         }
         config
+    }
+
+    /// Extended capabilities, each at its place and with the next place in its header.
+    fn extended(&self, put: &mut impl FnMut(usize, &[u8])) {
+        let acs = self.acs.map(|(capability, control)| (0x0Du16, vec![capability, control]));
+        let ats = self.ats.map(|on| (0x0F, vec![0x20, if on { 0x8000 } else { 0 }]));
+        let sriov = self.sriov.map(|(total, enabled)| (0x10, vec![0, 0, u16::from(enabled > 0), 0, total, total, enabled]));
+        let present: Vec<_> = [acs, ats, sriov].into_iter().flatten().collect();
+        for (index, (id, words)) in present.iter().enumerate() {
+            let at = 0x100 + 0x40 * index;
+            let next = if index + 1 < present.len() { at + 0x40 } else { 0 };
+            put(at, &(u32::from(*id) | 1 << 16 | u32::try_from(next).unwrap() << 20).to_le_bytes());
+            words.iter().enumerate().for_each(|(word, value)| put(at + 4 + 2 * word, &value.to_le_bytes()));
+        }
     }
 }
 
@@ -113,6 +141,11 @@ impl FakeHost {
         put("subsystem_vendor", "0x10de".into());
         put("subsystem_device", "0x16c1".into());
         put("numa_node", function.numa_node.to_string());
+        put("resource", function.resource.to_owned());
+        if let Some((total, enabled)) = function.sriov {
+            put("sriov_totalvfs", total.to_string());
+            put("sriov_numvfs", enabled.to_string());
+        }
         put("max_link_speed", "16.0 GT/s PCIe".into());
         put("max_link_width", "16".into());
         put("current_link_speed", "8.0 GT/s PCIe".into());
@@ -136,6 +169,15 @@ impl FakeHost {
     /// Makes `function` a virtual function of `physical`.
     pub fn make_virtual(&self, function: HostBdf, physical: HostBdf) {
         symlink(self.link(&physical.to_string()), self.link(&function.to_string()).join("physfn")).unwrap();
+    }
+
+    /// Adds a NUMA node with one processor of the same number and 1 GiB.
+    pub fn add_node(&self, node: u32, distances: &str) {
+        let directory = self.root.path().join(format!("devices/system/node/node{node}"));
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("cpulist"), format!("{node}\n")).unwrap();
+        fs::write(directory.join("distance"), format!("{distances}\n")).unwrap();
+        fs::write(directory.join("meminfo"), format!("Node {node} MemTotal: {} kB\n", 1 << 20)).unwrap();
     }
 
     /// The link in `bus/pci/devices`.

@@ -1,5 +1,5 @@
-//! Reads the host's sysfs into a [`HostTree`]. With [`super::memory_nodes`] the only reader of sysfs; everything is below a given root directory
-//! (`/sys`), so that tests can make up a host.
+//! Reads the host's sysfs into a [`HostTree`]. With [`memory_nodes`] the only reader of sysfs; everything is below a given
+//! root directory (`/sys`), so that tests can make up a host.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,9 +12,10 @@ use pci::link::{Link, LinkRate, LinkSpeed, LinkWidth};
 use pci::topology::PortKind;
 use thiserror::Error;
 
-use super::bars;
-use super::memory_nodes;
-use super::tree::{HostKind, HostNode, HostParent, HostTree};
+use super::fabric::{Fabric, Sriov};
+use super::registers::{Express, Registers};
+use super::tree::{HostKind, HostNode, HostParent, HostTree, NestingError};
+use super::{bars, memory_nodes};
 
 /// The directory of function `at`. It need not exist.
 #[must_use]
@@ -46,8 +47,8 @@ pub fn scan_all(sysfs: &Path) -> Result<HostTree, ScanError> {
     scan(sysfs, &devices)
 }
 
-/// Looks at `devices`, at every bridge above them, at the physical functions of virtual ones and at the members of their
-/// IOMMU groups. Devices that do not exist are left out.
+/// Looks at `devices`, at every bridge above them, at the physical functions of virtual ones, at the members of their
+/// IOMMU groups, and at the memory nodes. Devices that do not exist, or leave meanwhile, are left out with all below them.
 pub fn scan(sysfs: &Path, devices: &[HostBdf]) -> Result<HostTree, ScanError> {
     let mut tree = HostTree { memory_nodes: memory_nodes::scan(sysfs), ..HostTree::default() };
     let mut seen = BTreeSet::new();
@@ -76,8 +77,35 @@ pub fn scan(sysfs: &Path, devices: &[HostBdf]) -> Result<HostTree, ScanError> {
         }
         tree.functions.insert(at, node);
     }
+    drop_orphans(&mut tree);
+    name_bridges(&mut tree);
+    tree.check_nesting()?;
     deduce_port_kinds(&mut tree);
     Ok(tree)
+}
+
+/// With a bridge that left meanwhile, everything below it left.
+fn drop_orphans(tree: &mut HostTree) {
+    loop {
+        let present: BTreeSet<HostBdf> = tree.functions.keys().copied().collect();
+        tree.functions.retain(|_, node| match &node.on {
+            HostParent::Bridge(on) => present.contains(on),
+            HostParent::RootComplex(_) => true,
+        });
+        if tree.functions.len() == present.len() {
+            return;
+        }
+    }
+}
+
+/// What others hang on is a bridge, whatever its registers say or hide.
+fn name_bridges(tree: &mut HostTree) {
+    let above = tree.functions.values().filter_map(|node| if let HostParent::Bridge(on) = node.on { Some(on) } else { None });
+    for at in above.collect::<BTreeSet<HostBdf>>() {
+        if let Some(node) = tree.functions.get_mut(&at).filter(|node| node.kind == HostKind::Endpoint) {
+            node.kind = HostKind::OtherBridge;
+        }
+    }
 }
 
 fn node(path: &Path, at: HostBdf) -> Result<HostNode, ScanError> {
@@ -91,42 +119,56 @@ fn node(path: &Path, at: HostBdf) -> Result<HostNode, ScanError> {
         let value = number(name)?;
         u16::try_from(value).map_err(|_| ScanError::Attribute { path: path.join(name), text: format!("{value:#x}") })
     };
+    // Configuration space may be hidden, as in some containers, or be the only thing that there is.
+    let config = fs::read(path.join("config")).unwrap_or_default();
+    let registers = Registers(&config);
     let ids = Ids {
-        vendor: word("vendor")?,
-        device: word("device")?,
-        class: ClassCode::new(number("class")?),
+        vendor: word("vendor").or_else(|error| registers.word(0).ok_or(error))?,
+        device: word("device").or_else(|error| registers.word(2).ok_or(error))?,
+        class: ClassCode::new(number("class").or_else(|error| registers.class().ok_or(error))?),
         revision: number("revision").ok().and_then(|n| u8::try_from(n).ok()).unwrap_or(0),
         subsystem_vendor: word("subsystem_vendor").unwrap_or(0),
         subsystem: word("subsystem_device").unwrap_or(0),
     };
-    let config_file = path.join("config");
-    let config = fs::read(&config_file).map_err(|source| ScanError::Read { path: config_file, source })?;
-    let express = Express::find(&config);
-    let kind = match (express.map(|express| express.port_type()), header_type(&config)) {
-        (Some(4), _) => HostKind::Port(PortKind::Root),
-        (Some(5), _) => HostKind::Port(PortKind::Upstream),
-        (Some(6), _) => HostKind::Port(PortKind::Downstream),
-        (Some(7 | 8), _) => HostKind::OtherBridge,
-        _ if ids.class == ClassCode::HOST_BRIDGE => HostKind::OtherBridge,
-        // Its kind cannot be read; deduced from the levels once all are known.
-        (None, 1) if config.len() <= 64 => HostKind::Port(PortKind::Root),
-        (_, 1) => HostKind::OtherBridge,
-        _ => HostKind::Endpoint,
-    };
+    let express = registers.express();
     Ok(HostNode {
         at,
         on: parent(path)?,
         ids,
-        kind,
+        kind: kind(ids.class, registers, express),
         bars: attribute(path, "resource").map_or([None; 6], |text| bars::parse(&text)),
-        interrupt_pin: config.get(0x3D).copied().filter(|pin| *pin <= 4).unwrap_or(0),
+        interrupt_pin: registers.interrupt_pin(),
         link: express.and_then(Express::link).or_else(|| link_attributes(path)),
         atomic_completers: express.map_or(0, Express::atomic_completers),
         numa_node: attribute(path, "numa_node").and_then(|text| text.parse().ok()),
         group: link_name(&path.join("iommu_group")).and_then(|name| name.parse().ok()),
         driver: link_name(&path.join("driver")),
         physical_function: link_name(&path.join("physfn")).and_then(|name| name.parse().ok()),
+        fabric: fabric(path, registers),
     })
+}
+
+fn kind(class: ClassCode, registers: Registers<'_>, express: Option<Express>) -> HostKind {
+    let header = registers.header_type().unwrap_or(u8::from(class == ClassCode::BRIDGE));
+    match (express.map(Express::port_type), header) {
+        (Some(4), _) => HostKind::Port(PortKind::Root),
+        (Some(5), _) => HostKind::Port(PortKind::Upstream),
+        (Some(6), _) => HostKind::Port(PortKind::Downstream),
+        (Some(7 | 8), _) => HostKind::OtherBridge,
+        _ if class == ClassCode::HOST_BRIDGE => HostKind::OtherBridge,
+        // Its kind cannot be read; deduced from the levels once all are known.
+        (None, 1) if registers.0.len() <= 64 => HostKind::Port(PortKind::Root),
+        (_, 1 | 2) => HostKind::OtherBridge,
+        _ => HostKind::Endpoint,
+    }
+}
+
+/// The registers, with attributes for what they hide.
+fn fabric(path: &Path, registers: Registers<'_>) -> Fabric {
+    let fabric = registers.fabric();
+    let count = |name: &str| attribute(path, name)?.parse::<u16>().ok();
+    let attributes = || Some(Sriov { total: count("sriov_totalvfs")?, enabled: count("sriov_numvfs").unwrap_or(0) });
+    Fabric { sriov: fabric.sriov.or_else(attributes), ..fabric }
 }
 
 /// The directory above tells what a function hangs on: another function, or a root complex `pciDDDD:BB`.
@@ -191,75 +233,6 @@ fn deduce_port_kinds(tree: &mut HostTree) {
     }
 }
 
-fn header_type(config: &[u8]) -> u8 {
-    config.get(0x0E).map_or(0, |byte| byte & 0x7F)
-}
-
-/// The registers of a PCI Express capability (PCIe 6.0 7.5.3).
-#[derive(Debug, Clone, Copy)]
-struct Express {
-    flags: u32,
-    device: u32,
-    device_control: u32,
-    link: u32,
-    link_status: u32,
-    device2: u32,
-}
-
-impl Express {
-    /// Walks the capability list; `None` when it has no such capability or the bytes end before it.
-    fn find(config: &[u8]) -> Option<Self> {
-        let byte = |at: usize| config.get(at).copied();
-        let dword = |at: usize| Some(u32::from_le_bytes(config.get(at..at + 4)?.try_into().ok()?));
-        if byte(6)? & 0x10 == 0 {
-            return None;
-        }
-        let mut at = usize::from(byte(0x34)? & 0xFC);
-        // 48 capabilities fill the space; a longer list loops.
-        for _ in 0..48 {
-            if at < 0x40 {
-                return None;
-            }
-            if byte(at)? == 0x10 {
-                return Some(Self {
-                    flags: dword(at)?,
-                    device: dword(at + 4)?,
-                    device_control: dword(at + 8)?,
-                    link: dword(at + 0x0C)?,
-                    link_status: dword(at + 0x10)?,
-                    device2: dword(at + 0x24).unwrap_or(0),
-                });
-            }
-            at = usize::from(byte(at + 1)? & 0xFC);
-        }
-        None
-    }
-
-    const fn port_type(self) -> u32 {
-        self.flags >> 20 & 0xF
-    }
-
-    fn atomic_completers(self) -> u8 {
-        (self.device2 >> 7).to_le_bytes()[0] & 7
-    }
-
-    fn link(self) -> Option<Link> {
-        let rate = |register: u32| {
-            let [low, _, _, _] = register.to_le_bytes();
-            let [width, _, _, _] = (register >> 4 & 0x3F).to_le_bytes();
-            Some(LinkRate { speed: LinkSpeed::from_encoding(low & 0xF)?, width: LinkWidth::new(width)? })
-        };
-        let max = rate(self.link)?;
-        Some(Link {
-            max,
-            // A link that is down shows no width.
-            current: rate(self.link_status >> 16).unwrap_or(max),
-            max_payload_supported: self.device.to_le_bytes()[0] & 7,
-            max_payload: (self.device_control >> 5).to_le_bytes()[0] & 7,
-        })
-    }
-}
-
 /// A device that cannot be found, or a sysfs that cannot be read.
 #[derive(Debug, Error)]
 pub enum ScanError {
@@ -293,6 +266,9 @@ pub enum ScanError {
         /// What it holds.
         text: String,
     },
+    /// Functions hang on each other in a circle.
+    #[error("the links in sysfs make no tree")]
+    Nesting(#[from] NestingError),
     /// The directory lies neither below another function nor below a root complex.
     #[error("{path} lies below no PCI root complex", path = path.display())]
     Parent {

@@ -3,9 +3,10 @@ use pci::address::HostBdf;
 use pci::topology::PortKind;
 
 use super::check::{CheckError, CheckWarning, Members, Wanted, assignable, check, check_memlock};
+use super::fabric::{Acs, Ats, Sriov};
 use super::fake::{DOWNSTREAM, FakeFunction, FakeHost, ROOT_PORT, UPSTREAM};
-use super::scan::{resolve, scan, scan_all};
-use super::tree::{HostKind, HostParent, HostTree};
+use super::scan::{ScanError, resolve, scan, scan_all};
+use super::tree::{HostKind, HostParent, HostTree, NestingError};
 use super::{HostError, look_in};
 
 fn bdf(text: &str) -> HostBdf {
@@ -295,4 +296,123 @@ fn a_machine_without_pci_has_no_functions() {
     assert!(scan_all(empty.path()).is_err());
     std::fs::create_dir(empty.path().join("bus")).unwrap();
     assert_eq!(scan_all(empty.path()).unwrap(), HostTree::default());
+}
+
+/// A root port, a NIC with virtual functions on it and ATS off.
+fn nic_host() -> FakeHost {
+    let host = FakeHost::new();
+    host.add("pci0000:00/0000:00:01.0", &FakeFunction { acs: Some((0x5F, 0x1D)), ..FakeFunction::port(ROOT_PORT) });
+    let nic =
+        FakeFunction { vendor: 0x15B3, class: 0x02_0000, ats: Some(false), sriov: Some((16, 2)), ..FakeFunction::default() };
+    host.add("pci0000:00/0000:00:01.0/0000:01:00.0", &nic);
+    host
+}
+
+#[test]
+fn access_control_translation_atomics_virtual_functions_and_read_requests_come_from_configuration_space() {
+    let tree = scan_all(nic_host().sysfs()).unwrap();
+    let port = tree.get(bdf("0000:00:01.0")).unwrap().fabric;
+    assert_eq!(port.acs, Some(Acs { capability: 0x5F, control: 0x1D }));
+    assert_eq!((port.ats, port.sriov, port.is_whole()), (None, None, true));
+    let nic = tree.get(bdf("0000:01:00.0")).unwrap().fabric;
+    assert_eq!(nic.ats.map(Ats::is_enabled), Some(false));
+    assert_eq!(nic.sriov, Some(Sriov { total: 16, enabled: 2 }));
+    assert_eq!((nic.max_read_request, nic.acs), (Some(5), None));
+    assert!(nic.atomics.routing && nic.atomics.requester && !nic.atomics.egress_blocked);
+}
+
+#[test]
+fn with_64_bytes_the_rest_is_unknown_and_virtual_functions_come_from_attributes() {
+    let host = FakeHost::new();
+    let nic = FakeFunction { sriov: Some((16, 2)), ats: Some(true), config_len: 64, ..FakeFunction::default() };
+    let at = host.add("pci0000:00/0000:00:01.0", &nic);
+    let fabric = scan_all(host.sysfs()).unwrap().get(at).unwrap().fabric;
+    assert_eq!((fabric.config_bytes, fabric.is_whole(), fabric.ats), (64, false, None));
+    assert_eq!(fabric.sriov, Some(Sriov { total: 16, enabled: 2 }));
+}
+
+#[test]
+fn ids_come_from_configuration_space_where_attributes_are_missing_and_the_other_way_round() {
+    let host = FakeHost::new();
+    let at = host.add("pci0000:00/0000:00:01.0", &FakeFunction::default());
+    for attribute in ["vendor", "device", "class", "revision", "subsystem_vendor", "numa_node", "resource", "max_link_speed"] {
+        std::fs::remove_file(host.link("0000:00:01.0").join(attribute)).unwrap();
+        assert_eq!(scan_all(host.sysfs()).unwrap().get(at).unwrap().ids.vendor, 0x10DE, "{attribute}");
+    }
+    let other = host.add("pci0000:00/0000:00:02.0", &FakeFunction::default());
+    let config = host.link("0000:00:02.0").join("config");
+    std::fs::remove_file(&config).unwrap();
+    assert_eq!(scan_all(host.sysfs()).unwrap().get(other).unwrap().ids.device, 0x2330);
+    std::fs::remove_file(host.link("0000:00:02.0").join("device")).unwrap();
+    let error = scan_all(host.sysfs()).unwrap_err().to_string();
+    assert!(error.contains("0000:00:02.0/device"), "{error}");
+}
+
+#[test]
+fn an_attribute_that_is_no_number_is_named_with_what_it_holds() {
+    let host = FakeHost::new();
+    host.add("pci0000:00/0000:00:01.0", &FakeFunction { config_len: 0, ..FakeFunction::default() });
+    std::fs::write(host.link("0000:00:01.0").join("class"), "display\n").unwrap();
+    let error = scan_all(host.sysfs()).unwrap_err().to_string();
+    assert!(error.contains("0000:00:01.0/class holds `display`"), "{error}");
+}
+
+#[test]
+fn bridges_that_hang_on_each_other_are_refused() {
+    let host = FakeHost::new();
+    for path in ["pci0000:00/0000:01:00.0/0000:02:00.0", "pci0000:00/0000:02:00.0/0000:01:00.0"] {
+        host.add(path, &FakeFunction::port(ROOT_PORT));
+    }
+    let error = scan_all(host.sysfs()).unwrap_err();
+    assert!(matches!(error, ScanError::Nesting(NestingError::Loop { .. })), "{error}");
+}
+
+#[test]
+fn a_link_that_leads_to_itself_is_named() {
+    let host = FakeHost::new();
+    std::os::unix::fs::symlink(host.link("0000:00:01.0"), host.link("0000:00:01.0")).unwrap();
+    let error = scan_all(host.sysfs()).unwrap_err().to_string();
+    assert!(error.contains("bus/pci/devices/0000:00:01.0"), "{error}");
+}
+
+#[test]
+fn a_device_below_a_bridge_that_has_left_has_left_too() {
+    let host = switch();
+    std::fs::remove_file(host.link("0000:01:00.0")).unwrap();
+    let tree = scan_for(&host, &["0000:03:00.0"]);
+    assert_eq!(tree.get(bdf("0000:03:00.0")), None);
+    let error = check(&tree, &[wanted("gpu0", "0000:03:00.0")]).unwrap_err();
+    assert!(matches!(error, CheckError::Absent { .. }));
+    let dangling = host.link("0000:09:00.0");
+    std::os::unix::fs::symlink(host.sysfs().join("devices/gone"), dangling).unwrap();
+    assert_eq!(scan_all(host.sysfs()).unwrap().get(bdf("0000:09:00.0")), None);
+}
+
+#[test]
+fn what_others_hang_on_is_a_bridge_even_where_nothing_of_it_can_be_read() {
+    let host = FakeHost::new();
+    host.add("pci0000:00/0000:00:01.0", &FakeFunction { class: 0x06_0700, config_len: 0, ..FakeFunction::default() });
+    host.add("pci0000:00/0000:00:01.0/0000:01:00.0", &FakeFunction::default());
+    let tree = scan_all(host.sysfs()).unwrap();
+    assert_eq!(tree.get(bdf("0000:00:01.0")).unwrap().kind, HostKind::OtherBridge);
+}
+
+#[test]
+fn nodes_come_with_the_tree() {
+    let host = switch();
+    host.add_node(0, "10 21");
+    host.add_node(1, "21 10");
+    let tree = scan_for(&host, &["0000:03:00.0"]);
+    assert_eq!(tree.memory_nodes.get(&1).unwrap().distances.get(&0), Some(&21));
+}
+
+#[test]
+fn extended_capabilities_that_loop_end_the_search() {
+    let host = FakeHost::new();
+    let at = host.add("pci0000:00/0000:00:01.0", &FakeFunction::default());
+    let path = host.link("0000:00:01.0").join("config");
+    let mut config = std::fs::read(&path).unwrap();
+    config[0x100..0x104].copy_from_slice(&(0x0Bu32 | 1 << 16 | 0x100 << 20).to_le_bytes());
+    std::fs::write(path, config).unwrap();
+    assert_eq!(scan_all(host.sysfs()).unwrap().get(at).unwrap().fabric.acs, None);
 }

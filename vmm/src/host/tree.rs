@@ -9,6 +9,9 @@ use pci::bar::BarSpec;
 use pci::ids::Ids;
 use pci::link::Link;
 use pci::topology::PortKind;
+use thiserror::Error;
+
+use super::fabric::Fabric;
 
 /// The functions that were looked at, by address.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -66,6 +69,22 @@ impl HostTree {
             HostParent::Bridge(_) => None,
         }
     }
+
+    /// Whether every function hangs, over bridges that are here, on a root complex.
+    pub fn check_nesting(&self) -> Result<(), NestingError> {
+        for node in self.functions.values() {
+            if let HostParent::Bridge(on) = node.on {
+                let bridge = self.get(on).ok_or(NestingError::NoParent { at: node.at, on })?;
+                if bridge.kind == HostKind::Endpoint {
+                    return Err(NestingError::ParentNoBridge { at: node.at, on });
+                }
+            }
+            if self.root_complex(node).is_none() {
+                return Err(NestingError::Loop { at: node.at });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One function of the host.
@@ -96,6 +115,8 @@ pub struct HostNode {
     pub driver: Option<String>,
     /// For a virtual function: the physical function that it belongs to.
     pub physical_function: Option<HostBdf>,
+    /// What its registers say of the ways of traffic.
+    pub fabric: Fabric,
 }
 
 /// What a host function hangs on.
@@ -116,4 +137,31 @@ pub enum HostKind {
     OtherBridge,
     /// Everything else.
     Endpoint,
+}
+
+/// Functions that hang on nothing.
+#[derive(Debug, Clone, Copy, Error, PartialEq, Eq)]
+pub enum NestingError {
+    /// A parent that is missing.
+    #[error("function {at} hangs on {on}, which is not there: add it, or name a root complex such as pci0000:00")]
+    NoParent {
+        /// The function.
+        at: HostBdf,
+        /// What it names.
+        on: HostBdf,
+    },
+    /// A parent that has no bus below.
+    #[error("function {at} hangs on {on}, which is an endpoint: give a port or bridge")]
+    ParentNoBridge {
+        /// The function.
+        at: HostBdf,
+        /// What it names.
+        on: HostBdf,
+    },
+    /// Bridges in a circle.
+    #[error("function {at} hangs on itself through its bridges: one of them must hang on a root complex such as pci0000:00")]
+    Loop {
+        /// The function.
+        at: HostBdf,
+    },
 }
