@@ -88,19 +88,61 @@ fn case_a13_a_guest_finds_every_bar_and_window_where_the_dry_run_shows_it() {
     }
 }
 
+/// A tree as it is drawn, without the names and ids behind each endpoint.
+fn shape(text: &str) -> Vec<String> {
+    let tree = text.lines().skip_while(|line| !line.starts_with("-[")).take_while(|line| !line.contains("->"));
+    let tree = tree.filter(|line| line.contains("--") || line.contains("+-") || line.contains("\\-"));
+    tree.map(|line| line.split("  ").filter(|part| !part.contains(':') || part.contains("-[")).collect()).collect()
+}
+
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn case_a13_the_tree_a_guest_draws_is_the_tree_of_the_dry_run() {
-    let shape = |text: &str| -> Vec<String> {
-        // Without the names and ids behind each endpoint.
-        let tree = text.lines().skip_while(|line| !line.starts_with("-[")).take_while(|line| !line.contains("->"));
-        let tree = tree.filter(|line| line.contains("--") || line.contains("+-") || line.contains("\\-"));
-        tree.map(|line| line.split("  ").filter(|part| !part.contains(':') || part.contains("-[")).collect()).collect()
-    };
     let plan = banyan(&["run", "--dry-run", "--topology", &tests::guest::topology("nested")]);
     let seen = Guest::new("probe").topology("nested").run();
     assert!(shape(&plan.stdout).len() >= 8, "{plan}");
     assert_eq!(shape(&seen.stdout), shape(&plan.stdout), "{seen}\n{plan}");
+}
+
+const NIC: &str = "stub,ids=15b3:a2d6,class=020000,bar0=32M:mem64:prefetchable,intx=A,dma=on";
+const GPU: &str = "stub,ids=10de:20b8,class=030200,bar0=16M:mem32,bar1=1G:mem64:prefetchable,msix=4,dma=on";
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_guest_draws_the_trees_of_port_budgets() {
+    let devices = |ids: [&str; 4]| ids.map(|id| format!("{},id={}", if id.starts_with('n') { NIC } else { GPU }, id));
+    let conventional =
+        [format!("{NIC},id=n0,attach=pci"), format!("{NIC},id=n1,attach=pci"), format!("{GPU},id=g0"), format!("{GPU},id=g1")];
+    for (pcie, devices, lines) in [
+        ("root-ports=4", devices(["n0", "n1", "g0", "g1"]), 8),
+        ("cold-plug=switch-port,switches=2,switch-ports=2", devices(["n0", "g0", "n1", "g1"]), 4),
+        ("root-ports", conventional, 4),
+    ] {
+        let devices: Vec<&str> = devices.iter().map(String::as_str).collect();
+        let options: Vec<&str> = devices.iter().flat_map(|device| ["--device", device]).chain(["--pcie", pcie]).collect();
+        let plan = banyan(&[&["run", "--dry-run"], &options[..]].concat());
+        let seen = Guest::new("probe").with(&options).run();
+        assert_eq!(shape(&plan.expect_code(0).stdout).len(), lines, "{plan}");
+        assert_eq!(shape(&seen.stdout), shape(&plan.stdout), "{seen}\n{plan}");
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn devices_on_a_conventional_bus_have_256_bytes_and_swizzled_wires() {
+    let nics = ["a", "b", "c", "d"].map(|id| format!("stub,id={id},bar0=64K:mem32,intx=A,dma=on,attach=pci"));
+    let nics: Vec<&str> = nics.iter().map(String::as_str).collect();
+    let report = probe(Guest::new("probe").devices(&nics));
+    for device in 0..4 {
+        let place = format!("02:{device:02x}.0");
+        expect_lines(&report, &[&format!("capabilities {place} standard=none extended=none")]);
+        assert!(report.iter().any(|line| line.starts_with(&format!("function {place} ")) && line.contains("type=conventional")));
+    }
+    // Each device's INTA is another pin of the bridge.
+    let outcome = Guest::new("interrupts").devices(&nics).passes();
+    for device in 0..4 {
+        outcome.expect_output(&[&format!("tested 02:{device:02x}.0 intx A gsi {}\n", 16 + device)]);
+    }
 }
 
 #[test]

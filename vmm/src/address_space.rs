@@ -268,7 +268,7 @@ mod tests {
         let spec = StubSpec {
             ids: Ids::default(),
             bars: [Some(bar), None, None, None, None, None],
-            link: None,
+            on: pci::emulated::Attachment::RootBus,
             interrupt: StubInterrupt::None,
             clique: None,
             clique_any_vendor: false,

@@ -13,7 +13,7 @@ pub fn add_ports(topology: &mut Topology, root: &Name, config: &PcieConfig) {
         HotPlugPorts::Auto => (true, true),
         HotPlugPorts::RootPort => (true, false),
         HotPlugPorts::SwitchPort => (false, true),
-        HotPlugPorts::NoPort => (false, false),
+        HotPlugPorts::BridgePort | HotPlugPorts::NoPort => (false, false),
     };
     let hot = |hot: bool| hot.then(|| hot_plug(config));
     for index in 0..config.root_ports {
@@ -21,16 +21,30 @@ pub fn add_ports(topology: &mut Topology, root: &Name, config: &PcieConfig) {
         let function = u8::try_from(index % FUNCTIONS).unwrap_or(0);
         add(topology, format!("port{index}"), root, function, PortKind::Root, hot(root_hot));
     }
-    let switches = if config.switch_ports == 0 { 0 } else { config.switches.unwrap_or(1) };
-    for switch in 0..switches {
-        let function = u8::try_from(switch % FUNCTIONS).unwrap_or(0);
-        let above = add(topology, format!("switch{switch}-root"), root, function, PortKind::Root, None);
-        let upstream = add(topology, format!("switch{switch}"), &above, 0, PortKind::Upstream, None);
-        for port in 0..config.switch_ports {
+    for (switch, ports) in switch_ports(config).into_iter().enumerate() {
+        let function = u8::try_from(switch % usize::from(FUNCTIONS)).unwrap_or(0);
+        let [above, upstream] = switch_names(switch);
+        let above = add(topology, above, root, function, PortKind::Root, None);
+        let upstream = add(topology, upstream, &above, 0, PortKind::Upstream, None);
+        for (port, name) in (0u16..).zip(ports) {
             let function = if config.switch_ports > 32 { u8::try_from(port % FUNCTIONS).unwrap_or(0) } else { 0 };
-            add(topology, format!("switch{switch}-port{port}"), &upstream, function, PortKind::Downstream, hot(switch_hot));
+            add(topology, name.0, &upstream, function, PortKind::Downstream, hot(switch_hot));
         }
     }
+}
+
+/// Names of the root port above switch `switch` and of its upstream port.
+#[must_use]
+pub fn switch_names(switch: usize) -> [String; 2] {
+    [format!("switch{switch}-root"), format!("switch{switch}")]
+}
+
+/// Names of the downstream ports of each switch.
+#[must_use]
+pub fn switch_ports(config: &PcieConfig) -> Vec<Vec<Name>> {
+    let switches = if config.switch_ports == 0 { 0 } else { config.switches.unwrap_or(1) };
+    let ports = |switch| (0..config.switch_ports).map(move |port| Name(format!("switch{switch}-port{port}")));
+    (0..switches).map(|switch| ports(switch).collect()).collect()
 }
 
 /// What every hot-plug port of `config` keeps.

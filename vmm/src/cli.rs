@@ -268,7 +268,11 @@ struct RunArguments {
     ///   clique_any_vendor=on show it on any device, not only NVIDIA GPUs
     ///   on=NAME              port that it hangs on, of the topology file or
     ///                        of --pcie; `--dry-run -v` shows the names
-    ///   device=N, function=N number on that bus: 0 to 31, 0 to 7
+    ///   device=N, function=N number on that bus: 0 to 31, 0 to 7; without
+    ///                        `on=`, a function above 0 is one of the device
+    ///                        before it
+    ///   attach=pci           no port of its own: a conventional bus behind
+    ///                        a PCIe-to-PCI bridge for all such devices
     ///
     /// An emulated endpoint has the keys from id on, and these:
     ///   stub                 comes first
@@ -298,7 +302,12 @@ struct RunArguments {
     ///
     ///   topology=root-ports  each behind its own root port [default]
     ///   topology=host        as on the host: root ports and switches
+    ///   topology=switch      each behind a downstream port of a switch
     ///   topology=flat        all devices on the root bus
+    ///   cold-plug=PORT       what devices without `on=` and without a place
+    ///                        on the host hang on: root-port, switch-port
+    ///                        (those of switch-ports first), bridge-port (a
+    ///                        conventional bus for all) or no-port
     ///   cf8=auto|on|off      configuration access by port 0xCF8 too
     ///                        [default: auto, on with firmware only]
     ///   mirror=on|off        configuration reads of emulated functions come

@@ -11,6 +11,7 @@ pub mod cdi;
 pub mod changes;
 pub mod cli;
 pub mod cliques;
+pub mod cold_plug;
 pub mod counters;
 pub mod ctl;
 pub mod demo;

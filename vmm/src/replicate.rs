@@ -42,6 +42,8 @@ pub struct Replica {
     pub topology: Topology,
     /// What was left out, guessed, or differs from the host.
     pub notes: Vec<Note>,
+    /// Guest root complexes by the name of the host's.
+    pub root_complexes: BTreeMap<String, Name>,
 }
 
 /// Places `devices`, which must be in `tree`; one that is not gets a root port of its own.
@@ -90,8 +92,6 @@ struct Copy<'a> {
     tree: &'a HostTree,
     policy: Policy,
     replica: Replica,
-    /// Guest root complexes by the name of the host's.
-    root_complexes: BTreeMap<String, Name>,
     /// Guest ports by the host port that they stand for.
     ports: BTreeMap<HostBdf, Name>,
     /// Host ports that a physical device takes, whatever order the devices come in.
@@ -106,7 +106,6 @@ impl<'a> Copy<'a> {
             tree,
             policy,
             replica: Replica::default(),
-            root_complexes: BTreeMap::new(),
             ports: BTreeMap::new(),
             reserved: BTreeSet::new(),
             occupied: BTreeSet::new(),
@@ -232,11 +231,11 @@ impl<'a> Copy<'a> {
     fn root_complex(&mut self, at: Option<HostBdf>) -> Name {
         let tree = self.tree;
         let host = at.and_then(|at| tree.root_complex(tree.get(at)?)).unwrap_or_default();
-        if let Some(name) = self.root_complexes.get(host) {
+        if let Some(name) = self.replica.root_complexes.get(host) {
             return name.clone();
         }
-        let name = Name(format!("rc{}", self.root_complexes.len()));
-        self.root_complexes.insert(host.to_owned(), name.clone());
+        let name = Name(format!("rc{}", self.replica.root_complexes.len()));
+        self.replica.root_complexes.insert(host.to_owned(), name.clone());
         let spec = RootComplexSpec { name: name.clone(), segment: 0, node: None, first_bus: None };
         self.replica.topology.root_complexes.push(spec);
         name

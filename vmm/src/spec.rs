@@ -6,13 +6,14 @@ mod virtio;
 use std::collections::BTreeMap;
 
 use api::config::{
-    DeviceConfig, DeviceKind, IdPair, InterruptConfig, PortConfig, PortKind as PortKindConfig, StubConfig, TopologyConfig,
-    TopologyPolicy, VmConfig,
+    Attach, ColdPlugPort, DeviceConfig, DeviceKind, HotPlugPorts, IdPair, InterruptConfig, PcieConfig, PortConfig,
+    PortKind as PortKindConfig, StubConfig, TopologyConfig, TopologyPolicy, VmConfig,
 };
 use devices::stub::{StubInterrupt, StubSpec};
 use pci::address::HostBdf;
 use pci::bar::{BarKind, BarSpec};
 use pci::caps::clique::{self, Clique, CliqueError};
+use pci::emulated::Attachment;
 use pci::ids::{ClassCode, Ids, own};
 use pci::link::{Link, LinkError, LinkRate};
 use pci::topology::{
@@ -20,7 +21,7 @@ use pci::topology::{
 };
 use thiserror::Error;
 
-use crate::budget;
+use crate::cold_plug::{self, ColdPlugError, Loose};
 use crate::host::tree::HostTree;
 use crate::replicate::{Policy, Requested, replicate};
 
@@ -90,6 +91,10 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     if file.is_some() && config.pcie.topology == TopologyPolicy::Host {
         return Err(SpecError::FileAndHost);
     }
+    if config.pcie.hot_plug == HotPlugPorts::BridgePort {
+        return Err(SpecError::HotPlugBridge);
+    }
+    let cold = cold_port(&config.pcie)?;
     let named = names(config);
     for (index, (name, _)) in named.iter().enumerate() {
         if named.iter().take(index).any(|(earlier, _)| earlier == name) {
@@ -116,11 +121,9 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
             None => free.push((name, device, endpoint)),
         }
     }
-    spec.place(free, config.pcie.topology, host);
-    let root = spec.root();
-    budget::add_ports(&mut spec.topology, &root, &config.pcie);
+    spec.place(free, config, cold, host)?;
     spec.add_virtio(virtio::devices(config));
-    spec.unlink_root_endpoints();
+    spec.attach_stubs();
     spec.warn_about_cliques(host);
     Ok(spec)
 }
@@ -197,47 +200,59 @@ impl Spec {
         Ok(())
     }
 
-    /// Places the devices that no file places.
-    fn place(&mut self, devices: Vec<(Name, &DeviceConfig, EndpointSpec)>, policy: TopologyPolicy, host: &Host) {
-        let mut requested = Vec::new();
-        let mut stubs = Vec::new();
+    /// Places the devices that no file places, and the ports that are asked for beside.
+    fn place(
+        &mut self,
+        devices: Vec<(Name, &DeviceConfig, EndpointSpec)>,
+        config: &VmConfig,
+        cold: ColdPlugPort,
+        host: &Host,
+    ) -> Result<(), SpecError> {
+        let (mut requested, mut others) = (Vec::new(), Vec::new());
         for (name, device, endpoint) in devices {
-            match (policy, host.wanted.get(&name.0), self.first_root()) {
-                (TopologyPolicy::Host, Some(at), _) => requested.push(Requested { name, at: *at, endpoint }),
-                (TopologyPolicy::RootPorts, Some(at), None) => requested.push(Requested { name, at: *at, endpoint }),
-                _ => stubs.push((name, device, endpoint)),
+            match host.wanted.get(&name.0) {
+                Some(at) if config.pcie.topology == TopologyPolicy::Host && device.attach != Some(Attach::Pci) => {
+                    requested.push(Requested { name, at: *at, endpoint });
+                }
+                _ => others.push((name, device, endpoint)),
             }
         }
+        let mut roots = BTreeMap::new();
         if !requested.is_empty() {
-            let policy = if policy == TopologyPolicy::Host { Policy::Host } else { Policy::RootPorts };
-            let replica = replicate(&host.tree, &requested, policy);
+            let replica = replicate(&host.tree, &requested, Policy::Host);
             self.topology.root_complexes.extend(replica.topology.root_complexes);
             self.topology.nodes.extend(replica.topology.nodes);
             self.notes.extend(replica.notes.iter().map(ToString::to_string));
+            roots = replica.root_complexes;
         }
         let root = self.root();
-        for (name, device, endpoint) in stubs {
-            let place = Place { device: device.device, function: device.function };
-            let (on, place) = if policy == TopologyPolicy::Flat {
-                (root.clone(), place)
-            } else {
-                let port = Name(format!("{name}-port"));
-                let link = match self.endpoints.get(&name) {
-                    Some(Endpoint::Stub(stub)) => stub.link,
-                    _ => host.wanted.get(&name.0).and_then(|at| host.tree.get(*at)).and_then(|node| node.link),
-                };
-                let spec = PortSpec {
-                    kind: PortKind::Root,
-                    ids: None,
-                    link: link.unwrap_or_default(),
-                    atomic_completers: 0,
-                    hotplug: None,
-                };
-                self.topology.nodes.push(NodeSpec { name: port.clone(), on: root.clone(), place, kind: NodeKind::Port(spec) });
-                (port, Place::default())
-            };
-            self.topology.nodes.push(NodeSpec { name, on, place, kind: NodeKind::Endpoint(endpoint) });
+        let mut loose = Vec::new();
+        for (name, device, endpoint) in others {
+            let node = host.wanted.get(&name.0).and_then(|at| host.tree.get(*at));
+            let above = node.map(|node| host.tree.above(node)).unwrap_or_default();
+            let own_root = node.and_then(|node| roots.get(host.tree.root_complex(node)?));
+            loose.push(Loose {
+                link: match self.endpoints.get(&name) {
+                    Some(Endpoint::Stub(StubSpec { on: Attachment::Link(link), .. })) => Some(*link),
+                    _ => node.and_then(|node| node.link).or_else(|| above.last().and_then(|port| port.link)),
+                },
+                // A virtual function is a device by itself.
+                host: node.filter(|node| node.physical_function.is_none()).map(|node| node.at),
+                name,
+                endpoint,
+                atomic_completers: above.first().map_or(0, |port| port.atomic_completers),
+                device: device.device,
+                function: device.function,
+                port: match (device.attach, cold) {
+                    (Some(Attach::Pci), _) => ColdPlugPort::BridgePort,
+                    (Some(Attach::Pcie), ColdPlugPort::BridgePort) => ColdPlugPort::RootPort,
+                    _ => cold,
+                },
+                root: own_root.unwrap_or(&root).clone(),
+            });
         }
+        self.notes.extend(cold_plug::place(&mut self.topology, &root, &config.pcie, loose)?);
+        Ok(())
     }
 
     fn first_root(&self) -> Option<&Name> {
@@ -264,12 +279,20 @@ impl Spec {
         }
     }
 
-    /// A stub on a root bus is a root-complex integrated endpoint and has no link.
-    fn unlink_root_endpoints(&mut self) {
-        let roots = &self.topology.root_complexes;
-        for node in self.topology.nodes.iter().filter(|node| roots.iter().any(|root| root.name == node.on)) {
-            if let Some(Endpoint::Stub(stub)) = self.endpoints.get_mut(&node.name) {
-                stub.link = None;
+    /// What stubs show of their place: a link below a port, none on a root bus, nothing of PCI Express on a conventional bus.
+    fn attach_stubs(&mut self) {
+        let kinds: BTreeMap<&Name, PortKind> = self
+            .topology
+            .nodes
+            .iter()
+            .filter_map(|node| if let NodeKind::Port(port) = &node.kind { Some((&node.name, port.kind)) } else { None })
+            .collect();
+        for node in &self.topology.nodes {
+            let Some(Endpoint::Stub(stub)) = self.endpoints.get_mut(&node.name) else { continue };
+            match kinds.get(&node.on) {
+                Some(PortKind::PciBridge) => stub.on = Attachment::Conventional,
+                Some(_) => {}
+                None => stub.on = Attachment::RootBus,
             }
         }
     }
@@ -294,6 +317,19 @@ impl Spec {
                 without.join(", ")
             ));
         }
+    }
+}
+
+/// What devices hang on where neither file nor flag says it.
+fn cold_port(config: &PcieConfig) -> Result<ColdPlugPort, SpecError> {
+    let by_topology = match config.topology {
+        TopologyPolicy::RootPorts | TopologyPolicy::Host => None,
+        TopologyPolicy::Switch => Some(ColdPlugPort::SwitchPort),
+        TopologyPolicy::Flat => Some(ColdPlugPort::NoPort),
+    };
+    match (by_topology, config.cold_plug) {
+        (Some(one), Some(other)) if one != other => Err(SpecError::TwoPlaces { topology: config.topology, cold_plug: other }),
+        (one, other) => Ok(one.or(other).unwrap_or(ColdPlugPort::RootPort)),
     }
 }
 
@@ -346,7 +382,7 @@ fn stub_spec(stub: &StubConfig, clique: Option<Clique>, any_vendor: bool) -> Res
             subsystem: subsystem.device,
         },
         bars: stub.bars.map(|slot| slot.map(bar)),
-        link: Some(link(stub.link.as_ref())?),
+        on: Attachment::Link(link(stub.link.as_ref())?),
         interrupt: match stub.interrupt {
             InterruptConfig::None => StubInterrupt::None,
             InterruptConfig::Intx(pin) => StubInterrupt::Intx(pin.register()),
@@ -366,6 +402,22 @@ pub enum SpecError {
     /// Two sources for one thing.
     #[error("--topology gives the hierarchy and --pcie topology=host asks for the host's: leave one of them out")]
     FileAndHost,
+    /// Two answers to one question.
+    #[error("--pcie topology={topology} and cold-plug={cold_plug} say different things of where devices hang: leave one out")]
+    TwoPlaces {
+        /// One.
+        topology: TopologyPolicy,
+        /// The other.
+        cold_plug: ColdPlugPort,
+    },
+    /// Slots on a conventional bus.
+    #[error(
+        "hot-plug=bridge-port is not possible: conventional buses have no slots that Banyan could drive; devices come to root-port or switch-port, and sit on a conventional bus from the start with cold-plug=bridge-port or attach=pci"
+    )]
+    HotPlugBridge,
+    /// A place that a device cannot have.
+    #[error(transparent)]
+    ColdPlug(#[from] ColdPlugError),
     /// One name for two devices.
     #[error("two devices are named `{name}`: give one of them another id")]
     SameName {

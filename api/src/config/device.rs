@@ -23,6 +23,8 @@ pub struct DeviceConfig {
     pub device: Option<u8>,
     /// Function number, 0 to 7.
     pub function: u8,
+    /// Which kind of bus it sits on where nothing says its place; by default `--pcie` decides.
+    pub attach: Option<Attach>,
     /// NVIDIA peer-to-peer clique.
     pub clique: Option<CliqueId>,
     /// The clique is shown on a device that is no NVIDIA display controller, too.
@@ -75,6 +77,16 @@ choice!(
     Kind { Vfio = "vfio", Stub = "stub" }
 );
 
+choice!(
+    /// `attach=`.
+    Attach {
+        /// A PCI Express link or root bus.
+        Pcie = "pcie",
+        /// A conventional bus behind a PCIe-to-PCI bridge, which is made for all such devices.
+        Pci = "pci",
+    }
+);
+
 /// The keys, as they are written.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -87,6 +99,7 @@ struct Fields {
     on: Option<String>,
     device: Option<u8>,
     function: Option<u8>,
+    attach: Option<Attach>,
     clique: Option<CliqueId>,
     clique_any_vendor: bool,
     ids: Option<IdPair>,
@@ -127,6 +140,9 @@ impl TryFrom<Fields> for DeviceConfig {
             },
             (_, None) => return Err(DeviceError::NoDevice),
         };
+        if let (Some(on), Some(attach)) = (&fields.on, fields.attach) {
+            return Err(DeviceError::OnAndAttach { on: on.clone(), attach });
+        }
         if fields.clique.is_none() && fields.clique_any_vendor {
             return Err(DeviceError::AnyVendorWithoutClique);
         }
@@ -135,6 +151,7 @@ impl TryFrom<Fields> for DeviceConfig {
             on: fields.on,
             device: fields.device,
             function: fields.function.unwrap_or_default(),
+            attach: fields.attach,
             clique: fields.clique,
             clique_any_vendor: fields.clique_any_vendor,
             kind,
@@ -205,6 +222,7 @@ impl fmt::Display for DeviceConfig {
         if self.function != 0 {
             pairs.pair("function", &self.function)?;
         }
+        pairs.optional("attach", self.attach.as_ref().map(|attach| attach as _))?;
         pairs.optional("clique", self.clique.map(CliqueId::get).as_ref().map(|clique| clique as _))?;
         pairs.switch("clique-any-vendor", self.clique_any_vendor, false)?;
         match &self.kind {
@@ -236,6 +254,14 @@ pub enum DeviceError {
         key: &'static str,
         /// The function.
         path: PathBuf,
+    },
+    /// Two places.
+    #[error("`on={on}` says where the device hangs, so that `attach={attach}` has no say; leave out one of the two")]
+    OnAndAttach {
+        /// What it hangs on.
+        on: String,
+        /// Which kind of bus.
+        attach: Attach,
     },
     /// 16 and above.
     #[error("clique {number} does not exist; cliques are 0 to 15")]
@@ -308,6 +334,7 @@ mod tests {
             "path=\"/a,b\",id=x,on=dsp0,device=3,function=1,clique=15,clique-any-vendor=on",
             "stub",
             "stub,bar0=4K:mem32,bar2=32:io,intx=B,flr=off",
+            "0000:03:00.0,attach=pci,clique=3",
             "stub,ids=1b36:0010,class=010802,subsystem=1af4:1100,link=32GT/s x16,bar0=16K:mem64,msi=4,dma=on",
         ] {
             let device = parsed(text);
@@ -334,6 +361,7 @@ mod tests {
             ("0000:03:00.0,clique-any-vendor=on", "without `clique=`"),
             ("0000:03:00.0,clique=1,clique=2", "key `clique` is given twice"),
             ("0000:03:00.0,clique-any-vendor=on,clique_any_vendor=on", "given twice"),
+            ("stub,on=rp0,attach=pci", "`on=rp0` says where the device hangs, so that `attach=pci` has no say"),
             ("stub,id=a,name=b", "key `id` is given twice"),
             ("0000:03:00.0,cliqeu=1", "key `cliqeu` is unknown; did you mean `clique`? Known: path, kind, id"),
         ] {

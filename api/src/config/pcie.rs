@@ -26,6 +26,8 @@ pub struct PcieConfig {
     pub switch_ports: u16,
     /// Which of these ports take devices while the guest runs.
     pub hot_plug: HotPlugPorts,
+    /// What devices without a place of their own hang on at the start; by default `topology` decides.
+    pub cold_plug: Option<ColdPlugPort>,
     /// Bytes of 64-bit prefetchable memory that each hot-plug port keeps for a device; by default what there is room for.
     pub hotplug_mem: Option<Size>,
     /// Bytes of memory below 4 GiB that each hot-plug port keeps for a device; by default what there is room for.
@@ -45,6 +47,7 @@ impl Default for PcieConfig {
             switches: None,
             switch_ports: 0,
             hot_plug: HotPlugPorts::default(),
+            cold_plug: None,
             hotplug_mem: None,
             hotplug_mem32: None,
             removal: Removal::default(),
@@ -63,7 +66,23 @@ choice!(
         RootPort = "root-port",
         /// Those of `switch-ports`.
         SwitchPort = "switch-port",
+        /// Conventional buses, which have no slots: refused with what to use instead.
+        BridgePort = "bridge-port",
         /// None.
+        NoPort = "no-port",
+    }
+);
+
+choice!(
+    /// `cold-plug=`.
+    ColdPlugPort {
+        /// A root port each.
+        RootPort = "root-port",
+        /// A downstream port each of the switches of `switch-ports`, or of one that is made for them.
+        SwitchPort = "switch-port",
+        /// A conventional bus behind a PCIe-to-PCI bridge, all together.
+        BridgePort = "bridge-port",
+        /// The root bus.
         NoPort = "no-port",
     }
 );
@@ -91,6 +110,8 @@ choice!(
         RootPorts = "root-ports",
         /// The host's root ports and switches above the devices, as far as they lead to one.
         Host = "host",
+        /// Each device behind a downstream port of a switch.
+        Switch = "switch",
         /// All devices on the root bus.
         Flat = "flat",
     }
@@ -134,6 +155,7 @@ impl fmt::Display for PcieConfig {
         if self.hot_plug != HotPlugPorts::default() {
             pairs.pair("hot-plug", &self.hot_plug)?;
         }
+        pairs.optional("cold-plug", self.cold_plug.as_ref().map(|port| port as _))?;
         pairs.optional("hotplug-mem", self.hotplug_mem.as_ref().map(|size| size as _))?;
         pairs.optional("hotplug-mem32", self.hotplug_mem32.as_ref().map(|size| size as _))?;
         if self.removal != Removal::default() {
@@ -157,6 +179,9 @@ mod tests {
             "flat",
             "mirror=off,root-ports=200,switches=8,switch-ports=16,hot-plug=switch-port,hotplug-mem=256G,hotplug-mem32=64M",
             "root_ports=4,hot-plug=no-port,removal=orderly",
+            "switch,switches=2,switch-ports=2",
+            "cold-plug=bridge-port,hot-plug=bridge-port",
+            "cold_plug=no-port",
         ] {
             let config: PcieConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");
@@ -166,6 +191,9 @@ mod tests {
     #[test]
     fn a_misspelt_policy_is_answered_with_the_nearest() {
         let error = "topology=hots".parse::<PcieConfig>().unwrap_err().to_string();
-        assert_eq!(error, "--pcie: key `topology`: `hots` is not known; did you mean `host`? Known: root-ports, host, flat");
+        assert_eq!(
+            error,
+            "--pcie: key `topology`: `hots` is not known; did you mean `host`? Known: root-ports, host, switch, flat"
+        );
     }
 }

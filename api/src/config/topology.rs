@@ -113,7 +113,7 @@ impl TopologyConfig {
         for device in &file.devices {
             let missing = match device.get_ref() {
                 DeviceConfig { id: None, .. } => "name",
-                DeviceConfig { on: None, .. } => "on",
+                DeviceConfig { on: None, attach: None, .. } => "on",
                 _ => continue,
             };
             let line = line(text, device.span().start);

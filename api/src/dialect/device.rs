@@ -39,6 +39,7 @@ impl DeviceBody {
             on: None,
             device: None,
             function: 0,
+            attach: None,
             clique,
             clique_any_vendor: false,
             kind: DeviceKind::Vfio(VfioConfig { path }),

@@ -223,7 +223,7 @@ fn emulated(spec: &StubSpec, layout: &StubLayout) -> EmulatedSpec {
     EmulatedSpec {
         ids: spec.ids,
         bars: spec.bars,
-        on: spec.link.into(),
+        on: spec.on,
         interrupt,
         flr: spec.flr,
         clique: spec.clique,

@@ -7,8 +7,8 @@
 
 use pci::bar::{BarError, BarIndex, BarSpec, Bars, Size};
 use pci::caps::clique::{Clique, CliqueError};
+use pci::emulated::Attachment;
 use pci::ids::Ids;
-use pci::link::Link;
 use thiserror::Error;
 
 use super::pages::PAGE;
@@ -20,8 +20,8 @@ pub struct StubSpec {
     pub ids: Ids,
     /// Its BARs.
     pub bars: [Option<BarSpec>; 6],
-    /// What its link registers show; `None` on a root bus, where there is no link.
-    pub link: Option<Link>,
+    /// What it hangs on, as its registers show it.
+    pub on: Attachment,
     /// How it interrupts.
     pub interrupt: StubInterrupt,
     /// NVIDIA's peer-to-peer approval.
@@ -196,7 +196,16 @@ mod tests {
         for (bar, size) in bars {
             all[*bar] = Some(BarSpec { kind: BarKind::Memory32, prefetchable: false, size: *size });
         }
-        StubSpec { ids: Ids::default(), bars: all, link: None, interrupt, clique: None, clique_any_vendor: false, flr: true, dma }
+        StubSpec {
+            ids: Ids::default(),
+            bars: all,
+            on: Attachment::RootBus,
+            interrupt,
+            clique: None,
+            clique_any_vendor: false,
+            flr: true,
+            dma,
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 use pci::access::Lanes;
 use pci::bar::{BarKind, BarSpec};
 use pci::caps::clique::{self, Clique};
+use pci::emulated::Attachment;
 use pci::ids::{ClassCode, Ids};
 use pci::link::Link;
 use pci::seams::DmaError;
@@ -29,7 +30,7 @@ fn gpu() -> StubSpec {
             Some(BarSpec { kind: BarKind::Io, prefetchable: false, size: 128 }),
             bar(8192),
         ],
-        link: Some(Link::default()),
+        on: Attachment::Link(Link::default()),
         interrupt: StubInterrupt::MsiX { vectors: 8 },
         clique: Clique::new(5).ok(),
         clique_any_vendor: false,

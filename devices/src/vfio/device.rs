@@ -17,7 +17,7 @@ use super::msi::Msi;
 use super::msix::{Claim, Msix};
 use super::opened::{HostFunction, VfioError};
 use super::overlay::{Overlay, byte_runs, is_partial};
-use super::patch::{self, ROM, VfioOptions};
+use super::patch::{self, Placement, ROM, VfioOptions};
 use super::reset::{self, Outcome};
 use super::vectors::{Lender, VectorError};
 use crate::complaints::Complaints;
@@ -42,7 +42,7 @@ impl<D: HostDevice> VfioFunction<D> {
     /// Takes an open function into the machine as function `id`: maps its BARs and switches its decoding on, so that the
     /// mappings work. `intx` is the wire of its interrupt pin, if it has one.
     pub fn new(
-        host: HostFunction<D>,
+        mut host: HostFunction<D>,
         options: &VfioOptions,
         routes: Arc<dyn MsiRoutes>,
         intx: Option<Box<dyn IntxEvents>>,
@@ -51,6 +51,10 @@ impl<D: HostDevice> VfioFunction<D> {
         let name = || host.name.clone();
         let overlay = patch::overlay(&host.facts, &host.snapshot, options);
         let overlay = overlay.map_err(|source| VfioError::Patch { name: name(), source })?;
+        if options.placement == Placement::Conventional {
+            // What is not seen resets nothing.
+            host.facts.express = None;
+        }
         let bars = Bars::new(&host.bars).map_err(|source| VfioError::Bars { name: name(), source })?;
         let (msix_irqs, msi_irqs) = (host.device.irqs(IrqKind::Msix), host.device.irqs(IrqKind::Msi));
         let msix = host.facts.msix.map(|fact| Msix::new(fact, msix_irqs)).transpose();

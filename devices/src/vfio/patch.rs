@@ -10,7 +10,7 @@
 //! | interrupt line | kept here |
 //! | MSI, MSI-X control, address, data | kept here, see [`super::msi`] and [`super::msix`] |
 //! | power state | kept here: in D3hot the kernel would tear every mapping down |
-//! | PCI Express type and link | changed only where the guest's place asks for it |
+//! | PCI Express type and link | changed only where the guest's place asks for it; on a conventional bus the whole capability is hidden |
 //! | SR-IOV, ARI, resizable BARs | hidden: guests cannot make functions, number them, or resize |
 //! | PRI, PASID | hidden: both need an IOMMU of the guest |
 //! | ATS | visible, control read-only: the host's IOMMU driver decides |
@@ -49,6 +49,9 @@ pub enum Placement {
     BelowPort(Link),
     /// On a root bus.
     RootBus,
+    /// On a conventional bus: no guest expects the PCI Express capability there, and none reaches the extended ones (the
+    /// first 256 bytes are all that such a bus carries).
+    Conventional,
 }
 
 /// What a user can ask for.
@@ -112,6 +115,13 @@ fn place_express(overlay: &mut Overlay, facts: &Facts, fact: ExpressFact, placem
             overlay.replace(at(express::LINK_CONTROL), 0x3FF << 16, rate(link.current) << 16);
             if has(express::LINK_CAPABILITIES_2) {
                 overlay.replace(at(express::LINK_CAPABILITIES_2), 0xFE, link.max.speed.supported_vector());
+            }
+        }
+        Placement::Conventional => {
+            // An entry with id 0 keeps the chain and is nobody's. What follows it reads 0.
+            overlay.replace(fact.offset.into(), 0xFFFF_00FF, 0);
+            for offset in (at(4)..u16::from(fact.offset) + len).step_by(4) {
+                overlay.replace(offset, u32::MAX, 0);
             }
         }
         Placement::RootBus if matches!(fact.kind, ENDPOINT | LEGACY_ENDPOINT) => {

@@ -48,15 +48,15 @@ fn apply_below(sysfs: &Path, config: &VmConfig) -> Result<(VmConfig, Notes), Cdi
 fn apply_library(library: &Library, host: &[HostFunction], config: &VmConfig) -> Result<(VmConfig, Notes), CdiError> {
     let mut config = config.clone();
     let resolver = Resolver { library, host };
-    let mut notes = library.notes();
+    let notes = library.notes();
     if let Some(file) = &mut config.topology {
-        file.devices = expand(&resolver, &file.devices, &mut notes)?;
+        file.devices = expand(&resolver, &file.devices)?;
     }
-    config.devices = expand(&resolver, &config.devices, &mut notes)?;
+    config.devices = expand(&resolver, &config.devices)?;
     Ok((config, notes))
 }
 
-fn expand(resolver: &Resolver<'_>, devices: &[DeviceConfig], notes: &mut Notes) -> Result<Vec<DeviceConfig>, CdiError> {
+fn expand(resolver: &Resolver<'_>, devices: &[DeviceConfig]) -> Result<Vec<DeviceConfig>, CdiError> {
     let mut expanded = Vec::new();
     for device in devices {
         let at = match &device.kind {
@@ -64,9 +64,7 @@ fn expand(resolver: &Resolver<'_>, devices: &[DeviceConfig], notes: &mut Notes) 
             DeviceKind::Vfio(vfio) => host::scan::resolve(&vfio.path.to_string_lossy()).ok(),
             _ => None,
         };
-        let resolved = resolver.resolve(device, at)?;
-        notes.extend(resolved.notes.iter().map(ToString::to_string));
-        expanded.extend(resolved.devices);
+        expanded.extend(resolver.resolve(device, at)?);
     }
     Ok(expanded)
 }

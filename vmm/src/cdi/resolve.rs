@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use api::config::{CdiName, CliqueId, DeviceConfig, DeviceKind, VfioConfig};
+use api::config::{Attach, CdiName, CliqueId, DeviceConfig, DeviceKind, VfioConfig};
 use pci::address::HostBdf;
 use thiserror::Error;
 
@@ -21,50 +21,13 @@ pub struct Resolver<'a> {
     pub host: &'a [HostFunction],
 }
 
-/// What a device comes to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resolved {
-    /// Host functions by address, in the order of the device nodes.
-    pub devices: Vec<DeviceConfig>,
-    /// What the user should know.
-    pub notes: Vec<Note>,
-}
-
-/// Something that a file asks for and that is not done.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Note {
-    /// There are no conventional buses.
-    AttachPci {
-        /// The device.
-        at: HostBdf,
-        /// The name that it has in the guest, if one was given.
-        id: Option<String>,
-        /// Who asks for one.
-        source: Source,
-    },
-}
-
-impl fmt::Display for Note {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::AttachPci { at, id, source } = self;
-        write!(f, "device ")?;
-        if let Some(id) = id {
-            write!(f, "{id} at ")?;
-        }
-        write!(
-            f,
-            "{at}: the entry at {source} asks for a conventional PCI bus (`attach-pci`), which this version cannot make: the \
-             device is placed as a PCI Express one"
-        )
-    }
-}
-
 /// A value and the entry that says so.
 type Said<'a, T> = Option<(T, &'a Entry)>;
 
 impl Resolver<'_> {
-    /// The host functions that `device` stands for. `at` is its address if it names one itself.
-    pub fn resolve(&self, device: &DeviceConfig, at: Option<HostBdf>) -> Result<Resolved, ResolveError> {
+    /// The host functions that `device` stands for, in the order of the device nodes. `at` is its address if it names one
+    /// itself.
+    pub fn resolve(&self, device: &DeviceConfig, at: Option<HostBdf>) -> Result<Vec<DeviceConfig>, ResolveError> {
         let (functions, asked) = match &device.kind {
             DeviceKind::Cdi(name) => {
                 let entry = self.entry(name)?;
@@ -77,24 +40,24 @@ impl Resolver<'_> {
             DeviceKind::Stub(_) => (Vec::new(), None),
         };
         if functions.is_empty() {
-            return Ok(Resolved { devices: vec![device.clone()], notes: Vec::new() });
+            return Ok(vec![device.clone()]);
         }
         if functions.len() > 1 && (device.on.is_some() || device.device.is_some() || device.function != 0) {
             return Err(ResolveError::OnePlace { device: device.to_string(), functions: Addresses(functions) });
         }
-        let mut resolved = Resolved { devices: Vec::new(), notes: Vec::new() };
+        let mut resolved = Vec::new();
         for (at, number) in functions.into_iter().zip(1u32..) {
             let id = device.id.as_ref().map(|id| if number == 1 { id.clone() } else { format!("{id}-{number}") });
             let (clique, attach) = self.said(at, asked, device.clique.is_none())?;
-            if let Some((true, entry)) = attach {
-                resolved.notes.push(Note::AttachPci { at, id: id.clone(), source: entry.source.clone() });
-            }
+            // A place that the user gives stands above the files.
+            let attach = attach.filter(|(conventional, _)| *conventional && device.on.is_none()).map(|_| Attach::Pci);
             // A file can put a NIC into a clique, which a user has to confirm.
             let any_vendor = device.clique_any_vendor || clique.is_some();
             // With a clique of the user's own, it is for those functions that can have one.
             let own = device.clique.filter(|_| number == 1 || self.is_peer(at));
-            resolved.devices.push(DeviceConfig {
+            resolved.push(DeviceConfig {
                 id,
+                attach: device.attach.or(attach),
                 clique: own.or(clique.map(|(clique, _)| clique)),
                 clique_any_vendor: any_vendor && (own.is_some() || clique.is_some()),
                 kind: DeviceKind::Vfio(VfioConfig { path: at.to_string().into() }),

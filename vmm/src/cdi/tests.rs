@@ -46,9 +46,8 @@ fn the_published_pair_of_gpu_and_nic_works_as_it_stands() {
     let names = ["nvidia.com/gpu=gpu0,id=gpu0", "mellanox.com/nic=nic0,id=nic0"];
     let (devices, notes) = applied(&dpu_host(), &[&files], &names).unwrap();
     let clique = "clique=0,clique-any-vendor=on";
-    assert_eq!(devices, [format!("path=0000:41:00.0,id=gpu0,{clique}"), format!("path=0000:3d:00.0,id=nic0,{clique}")]);
-    assert_eq!(notes.len(), 1);
-    assert!(notes[0].contains("device nic0 at 0000:3d:00.0") && notes[0].contains("mellanox.yaml:4"), "{notes:?}");
+    let nic = format!("path=0000:3d:00.0,id=nic0,attach=pci,{clique}");
+    assert_eq!((&devices[..], &notes), (&[format!("path=0000:41:00.0,id=gpu0,{clique}"), nic][..], &Notes::new()));
     assert_eq!(applied(&dpu_host(), &[&files], &["/dev/vfio/71,id=gpu0", "3d:00.0,id=nic0"]).unwrap(), (devices, notes));
 }
 
@@ -56,8 +55,8 @@ fn the_published_pair_of_gpu_and_nic_works_as_it_stands() {
 fn the_published_file_of_two_nics_works_as_it_stands() {
     let files = directory(&[("mellanox.json", SEED_NICS)]);
     let (devices, notes) = applied(&dpu_host(), &[&files], &["mellanox.com/nic=nic0", "mellanox.com/nic=nic1"]).unwrap();
-    assert_eq!(devices, ["path=0000:3d:00.0,clique=0,clique-any-vendor=on", "path=0000:3d:00.1,clique=1,clique-any-vendor=on"]);
-    assert_eq!(notes.len(), 2, "{notes:?}");
+    let nic = |function, clique| format!("path=0000:3d:00.{function},attach=pci,clique={clique},clique-any-vendor=on");
+    assert_eq!((devices, notes), (vec![nic(0, 0), nic(1, 1)], Notes::new()));
 }
 
 #[test]

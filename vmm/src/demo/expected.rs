@@ -3,6 +3,7 @@
 
 use devices::stub::{StubInterrupt, StubSpec};
 use pci::bar::BarKind;
+use pci::emulated::Attachment;
 use pci::ids::{ClassCode, Ids, own};
 use pci::link::LinkRate;
 use pci::topology::{Name, Parent, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PortKind, Window};
@@ -105,10 +106,9 @@ impl Shown {
             Some((max, now)) => (rate(max), now.map_or("2.5GT/s,x0".to_owned(), rate)),
         };
         let list = |names: &[&str]| if names.is_empty() { "none".to_owned() } else { names.join(",") };
-        let mut lines = vec![
-            format!("link {at} max={max} now={now}"),
-            format!("capabilities {at} standard={} extended={}", list(&self.standard), list(&self.extended)),
-        ];
+        let link = self.standard.contains(&"express").then(|| format!("link {at} max={max} now={now}"));
+        let mut lines: Vec<String> = link.into_iter().collect();
+        lines.push(format!("capabilities {at} standard={} extended={}", list(&self.standard), list(&self.extended)));
         if (self.msi, self.msix, self.pin) != (0, 0, 0) {
             let pin = ["none", "A", "B", "C", "D"].get(usize::from(self.pin)).unwrap_or(&"none");
             lines.push(format!("interrupts {at} msi={} msix={} pin={pin}", self.msi, self.msix));
@@ -172,15 +172,21 @@ fn of_stub(function: &PlannedFunction, endpoint: &PlannedEndpoint, stub: &StubSp
         StubInterrupt::Msi { vectors, .. } => (vectors.into(), 0, 0, Some("msi")),
         StubInterrupt::MsiX { vectors } => (0, vectors, 0, Some("msix")),
     };
-    let mut standard = vec!["express"];
+    let (kind, link) = match stub.on {
+        Attachment::Link(link) => ("endpoint", Some(link)),
+        Attachment::RootBus => ("integrated-endpoint", None),
+        Attachment::Conventional => ("conventional", None),
+    };
+    let mut standard = Vec::new();
+    standard.extend((stub.on != Attachment::Conventional).then_some("express"));
     standard.extend(message);
     standard.extend(stub.clique.map(|_| "clique"));
     let shown = Shown {
         ids: stub.ids,
-        kind: if stub.link.is_some() { "endpoint" } else { "integrated-endpoint" },
-        link: stub.link.map(|link| (link.max, Some(link.current))),
+        kind,
+        link: link.map(|link| (link.max, Some(link.current))),
         standard,
-        extended: if stub.link.is_some() { vec!["aer"] } else { Vec::new() },
+        extended: if link.is_some() { vec!["aer"] } else { Vec::new() },
         msi,
         msix,
         pin,

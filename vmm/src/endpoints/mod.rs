@@ -18,7 +18,7 @@ use pci::function::{FunctionId, Shared};
 use pci::hierarchy::{BuildError, Hierarchy};
 use pci::intx;
 use pci::seams::MsiPort;
-use pci::topology::{Parent, Plan, PlannedFunction, PlannedKind};
+use pci::topology::{Parent, Plan, PlannedFunction, PlannedKind, PortKind};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
@@ -167,13 +167,14 @@ pub fn passes_through(spec: &Spec) -> bool {
     spec.endpoints.values().any(|endpoint| matches!(endpoint, spec::Endpoint::Vfio { .. }))
 }
 
-/// Where the guest finds a function: below a port, with that port's link, or on a root bus.
+/// Where the guest finds a function: below a port, with that port's link, on a conventional bus, or on a root bus.
 fn placement(plan: &Plan, planned: &PlannedFunction) -> Placement {
     let port = match planned.on {
         Parent::Port(id) => plan.functions.iter().find(|function| function.id == id),
         Parent::RootComplex(_) => None,
     };
     match port.map(|port| &port.kind) {
+        Some(PlannedKind::Port(port)) if port.spec.kind == PortKind::PciBridge => Placement::Conventional,
         Some(PlannedKind::Port(port)) => Placement::BelowPort(port.spec.link),
         _ => Placement::RootBus,
     }

@@ -130,3 +130,19 @@ fn on_a_root_bus_an_endpoint_is_integrated_and_has_no_link() {
     let read = guest(&Registers::gpu(), &VfioOptions { placement: Placement::RootBus, ..options() }).unwrap();
     assert_eq!((read(0x60) >> 20 & 0xF, read(0x6C), read(0x70), read(0x8C), read(0x90)), (9, 0, 0, 0, 0));
 }
+
+#[test]
+fn on_a_conventional_bus_nothing_of_pci_express_is_seen_and_the_rest_of_the_list_stays() {
+    let registers = Registers::gpu();
+    let list = |placement| {
+        let read = guest(&registers, &VfioOptions { placement, ..options() }).unwrap();
+        let found = pci::caps::walk(|offset| read(offset.into()));
+        (found.iter().map(|extent| (extent.id, extent.offset)).collect::<Vec<_>>(), read)
+    };
+    let (below_port, _) = list(Placement::BelowPort(Link::default()));
+    let (conventional, read) = list(Placement::Conventional);
+    let hidden = |(id, offset): &(u8, u8)| (if *id == 0x10 { 0 } else { *id }, *offset);
+    assert_eq!(conventional, below_port.iter().map(hidden).collect::<Vec<_>>());
+    let express = below_port.iter().find(|(id, _)| *id == 0x10).map(|(_, offset)| u16::from(*offset)).unwrap();
+    assert!((express + 4..express + 0x3C).step_by(4).all(|offset| read(offset) == 0));
+}

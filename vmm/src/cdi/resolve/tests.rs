@@ -28,8 +28,8 @@ fn library(files: &[&str]) -> Library {
     Library { entries: parsed.collect(), unread: Vec::new() }
 }
 
-/// What a `--device` comes to: path and clique of each function, and the notes.
-fn resolve(files: &[&str], device: &str) -> Result<(Vec<String>, Vec<String>), ResolveError> {
+/// What a `--device` comes to.
+fn resolve(files: &[&str], device: &str) -> Result<Vec<String>, ResolveError> {
     let host =
         host(&[("3d:00.0", NIC, 66), ("41:00.0", GPU, 71), ("50:00.0", PORT, 80), ("51:00.0", GPU, 80), ("51:00.1", AUDIO, 80)]);
     let library = library(files);
@@ -39,12 +39,11 @@ fn resolve(files: &[&str], device: &str) -> Result<(Vec<String>, Vec<String>), R
         _ => None,
     };
     let resolved = Resolver { library: &library, host: &host }.resolve(&device, at)?;
-    let devices = resolved.devices.iter().map(ToString::to_string).collect();
-    Ok((devices, resolved.notes.iter().map(ToString::to_string).collect()))
+    Ok(resolved.iter().map(ToString::to_string).collect())
 }
 
 fn devices(files: &[&str], device: &str) -> Vec<String> {
-    resolve(files, device).unwrap_or_else(|error| panic!("{device}: {error}")).0
+    resolve(files, device).unwrap_or_else(|error| panic!("{device}: {error}"))
 }
 
 fn refusal(files: &[&str], device: &str) -> String {
@@ -98,10 +97,14 @@ fn an_address_picks_one_function_of_a_group() {
 fn a_combined_entry_takes_what_single_entries_say() {
     let pair = "- {name: pair, containerEdits: {deviceNodes: [{path: /dev/vfio/71}, {path: /dev/vfio/66}]}}\n";
     let nic = "- {name: nic0, annotations: {bdf: \"3d:00.0\", attach-pci: true}}\n";
-    let (devices, notes) = resolve(&[pair, BY_ADDRESS, nic], "a.com/b=pair").unwrap();
-    assert_eq!(devices, ["path=0000:41:00.0,clique=2,clique-any-vendor=on", "path=0000:3d:00.0"]);
-    assert_eq!(notes.len(), 1);
-    assert!(notes[0].starts_with("device 0000:3d:00.0: the entry at /etc/cdi/2.yaml:4 asks for a conventional"), "{notes:?}");
+    let conventional = "path=0000:3d:00.0,attach=pci";
+    assert_eq!(
+        devices(&[pair, BY_ADDRESS, nic], "a.com/b=pair"),
+        ["path=0000:41:00.0,clique=2,clique-any-vendor=on", conventional]
+    );
+    assert_eq!(devices(&[nic], "3d:00.0"), [conventional]);
+    assert_eq!(devices(&[nic], "3d:00.0,attach=pcie"), ["path=0000:3d:00.0,attach=pcie"]);
+    assert_eq!(devices(&[nic], "3d:00.0,on=rp0"), ["path=0000:3d:00.0,on=rp0"]);
 }
 
 #[test]
