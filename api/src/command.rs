@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::config::{DeviceConfig, DiskConfig, FsConfig, NetConfig, VmConfig, VsockConfig};
 use crate::error::{ApiError, ErrorKind};
-use crate::info::{Counters, DeviceInfo, Listing};
+use crate::info::{Counters, DeviceInfo, Injection, Listing};
 
 /// What became of a device that was asked for: where the guest finds it, or `None` if the machine has not been booted and
 /// will have it when it is.
@@ -128,6 +128,15 @@ pub enum Command {
         /// Answered at once.
         reply: Reply<Listing>,
     },
+    /// Let an error happen at a function.
+    InjectError {
+        /// Name of the device or port.
+        at: String,
+        /// Name of the error, such as `completion-timeout`.
+        error: String,
+        /// Answered when the registers show it and the interrupt, if one follows, is raised.
+        reply: Reply<Injection>,
+    },
     /// What was counted.
     Counters {
         /// Answered at once.
@@ -173,6 +182,7 @@ impl Command {
             Self::AddUserDevice { .. } => "vm.add-user-device",
             Self::RemoveDevice { .. } => "vm.remove-device",
             Self::ListDevices { .. } => "vm.devices",
+            Self::InjectError { .. } => "vm.inject-error",
             Self::Counters { .. } => "vm.counters",
             Self::VmmShutdown { .. } => "vmm.shutdown",
         }
@@ -199,6 +209,7 @@ impl Command {
             | Self::AddVsock { reply, .. }
             | Self::AddUserDevice { reply, .. } => reply.send(Err(error)),
             Self::ListDevices { reply } => reply.send(Err(error)),
+            Self::InjectError { reply, .. } => reply.send(Err(error)),
             Self::Counters { reply } => reply.send(Err(error)),
         }
     }

@@ -229,6 +229,15 @@ pub struct Listing {
     pub ports: Vec<PortInfo>,
 }
 
+/// What became of an error that was let happen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Injection {
+    /// The device or port whose registers show it.
+    pub recorded_at: String,
+    /// The root port that was told, or why none was.
+    pub reported_to: Result<String, String>,
+}
+
 /// Numbers that only grow, by device (or part of the machine) and name.
 pub type Counters = BTreeMap<String, BTreeMap<String, u64>>;
 

@@ -11,6 +11,7 @@ use crate::caps::clique::place as place_clique;
 use crate::caps::express::{ExpressType, reg as express};
 use crate::caps::{Clique, Express, MsiLayout, MsixLayout, MsixPlace, Vendor};
 use crate::config::{BuildError, ConfigBuilder, ConfigSpace, Type0};
+use crate::errors::{self, ErrorRegisters, PcieError, Recorded};
 use crate::ext_caps::{Aer, AerKind, Serial};
 use crate::function::{Changes, Programming, ResetKind};
 use crate::ids::Ids;
@@ -135,6 +136,8 @@ pub struct Emulated {
     msix: Option<MsixRegions>,
     /// Offset of the PCI Express capability.
     express: Option<u8>,
+    /// Offset of the AER capability.
+    aer: Option<u16>,
     flr: bool,
     detached: bool,
     mirror: Option<Arc<dyn Mirror>>,
@@ -186,14 +189,13 @@ impl Emulated {
             let at = place_clique(builder.extents()).ok_or(EmulatedError::CliqueRoom)?;
             builder.capability_at(at, clique)?;
         }
-        if matches!(spec.on, Attachment::Link(_)) {
-            builder.extended(&Aer(AerKind::Endpoint))?;
-        }
+        let has_link = matches!(spec.on, Attachment::Link(_));
+        let aer = if has_link { Some(builder.extended(&Aer(AerKind::Endpoint))?) } else { None };
         if let Some(number) = spec.serial_number.filter(|_| spec.on != Attachment::Conventional) {
             builder.extended(&Serial(number))?;
         }
         let interrupts = Interrupts::new(messages, msi, if pin == 0 { None } else { intx });
-        Ok(Self { space: builder.build(), bars, interrupts, msix, express, flr: spec.flr, detached: false, mirror: None })
+        Ok(Self { space: builder.build(), bars, interrupts, msix, express, aer, flr: spec.flr, detached: false, mirror: None })
     }
 
     /// One dword of configuration space.
@@ -328,6 +330,16 @@ impl Emulated {
         self.bars.reset();
         self.show_bars();
         self.interrupts.reset();
+    }
+
+    /// Records an error of the function, with the start of the packet that it is about.
+    pub fn record_error(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {
+        match (self.aer, self.express) {
+            (Some(aer), Some(express)) if !self.detached => {
+                errors::record(&mut self.space, ErrorRegisters { aer, express }, error, header)
+            }
+            _ => Recorded::Nothing,
+        }
     }
 
     /// Ends its life: interrupts are silent, nothing decodes, and every read gives all ones.

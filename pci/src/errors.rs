@@ -1,8 +1,15 @@
-//! Decides what an error leaves in a port's registers, whether it is reported, and how a root port collects reports (PCIe 6.0
-//! 6.2.4 to 6.2.6 and 7.8.4). Knows nothing of the tree.
+//! Decides what an error leaves in a function's registers, whether it is reported, and how a root port collects reports (PCIe
+//! 6.0 6.2.4 to 6.2.6 and 7.8.4). Knows nothing of the tree.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
 
 use crate::access::Reg;
+use crate::caps::express::reg as express;
 use crate::config::ConfigSpace;
+use crate::regs::{command, header, status, type1};
 
 /// An error of a link or of a request, as its status bit names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -52,6 +59,17 @@ pub enum Severity {
     NonFatal,
     /// ERR_FATAL.
     Fatal,
+}
+
+/// What a function made of an error of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recorded {
+    /// Nothing: it has no registers for this error.
+    Nothing,
+    /// Its registers show it; it is masked or reports are disabled.
+    Silently,
+    /// Its registers show it, and it sends a report.
+    Reported(Severity),
 }
 
 /// Offsets in the AER capability.
@@ -105,23 +123,102 @@ impl PcieError {
     }
 }
 
+/// Every error with the name that users call it by.
+const NAMES: [(PcieError, &str); 17] = [
+    (PcieError::Receiver, "receiver"),
+    (PcieError::BadTlp, "bad-tlp"),
+    (PcieError::BadDllp, "bad-dllp"),
+    (PcieError::ReplayRollover, "replay-rollover"),
+    (PcieError::ReplayTimeout, "replay-timeout"),
+    (PcieError::AdvisoryNonFatal, "advisory-non-fatal"),
+    (PcieError::DataLinkProtocol, "data-link-protocol"),
+    (PcieError::PoisonedTlp, "poisoned-tlp"),
+    (PcieError::FlowControl, "flow-control"),
+    (PcieError::CompletionTimeout, "completion-timeout"),
+    (PcieError::CompleterAbort, "completer-abort"),
+    (PcieError::UnexpectedCompletion, "unexpected-completion"),
+    (PcieError::ReceiverOverflow, "receiver-overflow"),
+    (PcieError::MalformedTlp, "malformed-tlp"),
+    (PcieError::UnsupportedRequest, "unsupported-request"),
+    (PcieError::AcsViolation, "acs-violation"),
+    (PcieError::Internal, "internal"),
+];
+
+impl fmt::Display for PcieError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(NAMES.iter().find(|(error, _)| error == self).map_or("?", |(_, name)| name))
+    }
+}
+
+impl FromStr for PcieError {
+    type Err = NoError;
+
+    fn from_str(name: &str) -> Result<Self, NoError> {
+        let found = NAMES.iter().find(|(_, known)| *known == name);
+        found.map(|(error, _)| *error).ok_or_else(|| NoError { name: name.chars().take(64).collect() })
+    }
+}
+
 const fn at(base: u16, offset: u16) -> Reg {
     Reg::containing(base + offset)
 }
 
-/// Records `error` in the AER capability at `aer`; `header` is the start of the packet that it is about. Returns what a report
-/// would say, unless the error is masked.
-pub(crate) fn record(space: &mut ConfigSpace, aer: u16, error: PcieError, header: [u32; 4]) -> (Severity, bool) {
+/// Where a function has the registers that an error touches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ErrorRegisters {
+    /// The AER capability.
+    pub aer: u16,
+    /// The PCI Express capability.
+    pub express: u8,
+}
+
+/// Records `error` of the function itself; `header` is the start of the packet that it is about.
+pub(crate) fn record(space: &mut ConfigSpace, registers: ErrorRegisters, error: PcieError, header: [u32; 4]) -> Recorded {
+    let Some((severity, masked)) = log(space, registers.aer, error, header) else { return Recorded::Nothing };
+    let control = at(registers.express.into(), express::DEVICE_CONTROL.into());
+    let bit = match severity {
+        Severity::Correctable => 1,
+        Severity::NonFatal => 2,
+        Severity::Fatal => 4,
+    };
+    space.set(control, bit << 16, bit << 16);
+    let serr = space.read(at(0, header::COMMAND_STATUS)) & command::SERR != 0 && severity != Severity::Correctable;
+    if masked || !serr && space.read(control) & bit == 0 {
+        return Recorded::Silently;
+    }
+    if serr {
+        space.set(at(0, header::COMMAND_STATUS), status::SIGNALED_SYSTEM_ERROR, status::SIGNALED_SYSTEM_ERROR);
+    }
+    Recorded::Reported(severity)
+}
+
+/// A report of `severity` reaches a bridge from below. Whether it goes up: SERR is enabled in bridge control (PCIe 6.0 6.2.6).
+pub(crate) fn forward(space: &mut ConfigSpace, severity: Severity) -> bool {
+    let up = space.read(at(0, header::INTERRUPT)) & type1::SERR_FORWARDING != 0;
+    if severity != Severity::Correctable {
+        space.set(at(0, type1::IO_AND_STATUS), type1::RECEIVED_SYSTEM_ERROR, type1::RECEIVED_SYSTEM_ERROR);
+        if up && space.read(at(0, header::COMMAND_STATUS)) & command::SERR != 0 {
+            space.set(at(0, header::COMMAND_STATUS), status::SIGNALED_SYSTEM_ERROR, status::SIGNALED_SYSTEM_ERROR);
+        }
+    }
+    up
+}
+
+/// Records `error` in the AER capability at `aer`. Returns what a report would say, and whether the error is masked; `None`
+/// where the capability has no such error.
+fn log(space: &mut ConfigSpace, aer: u16, error: PcieError, header: [u32; 4]) -> Option<(Severity, bool)> {
     let (index, correctable) = error.bit();
     let bit = 1u32 << index;
+    let status = at(aer, if correctable { reg::CORRECTABLE_STATUS } else { reg::UNCORRECTABLE_STATUS });
+    if space.definition(status).clear_on_one & bit == 0 {
+        return None;
+    }
+    let change = space.set(status, bit, bit);
     if correctable {
-        let masked = space.read(at(aer, reg::CORRECTABLE_MASK)) & bit != 0;
-        space.set(at(aer, reg::CORRECTABLE_STATUS), bit, bit);
-        return (Severity::Correctable, masked);
+        return Some((Severity::Correctable, space.read(at(aer, reg::CORRECTABLE_MASK)) & bit != 0));
     }
     let mask = space.read(at(aer, reg::UNCORRECTABLE_MASK));
     let fatal = space.read(at(aer, reg::UNCORRECTABLE_SEVERITY)) & bit != 0;
-    let change = space.set(at(aer, reg::UNCORRECTABLE_STATUS), bit, bit);
     let masked = mask & bit != 0;
     // The log keeps the first error until software has cleared it.
     if !masked && change.old & !mask == 0 {
@@ -130,7 +227,7 @@ pub(crate) fn record(space: &mut ConfigSpace, aer: u16, error: PcieError, header
             space.set(at(aer, offset), u32::MAX, dword);
         }
     }
-    (if fatal { Severity::Fatal } else { Severity::NonFatal }, masked)
+    Some((if fatal { Severity::Fatal } else { Severity::NonFatal }, masked))
 }
 
 /// A root port takes a report from `source`, a requester id.
@@ -158,4 +255,29 @@ pub(crate) fn interrupts(space: &ConfigSpace, aer: u16) -> bool {
         .into_iter()
         .enumerate()
         .any(|(index, received)| status & received != 0 && enabled & 1 << index != 0)
+}
+
+/// A name that is no error's.
+#[derive(Debug, Error, Clone, PartialEq, Eq)]
+#[error("`{name}` is no PCIe error; there are {}", NAMES.map(|(_, name)| name).join(", "))]
+pub struct NoError {
+    name: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_has_one_name_and_its_own_bit() {
+        let mut bits: Vec<_> = NAMES.iter().map(|(error, _)| error.bit()).collect();
+        bits.sort_unstable();
+        bits.dedup();
+        assert_eq!(bits.len(), NAMES.len());
+        for (error, name) in NAMES {
+            assert_eq!((name.parse(), error.to_string().as_str()), (Ok(error), name));
+        }
+        let refused = "fire".parse::<PcieError>().unwrap_err().to_string();
+        assert!(refused.contains("`fire`") && refused.contains("completion-timeout"), "{refused}");
+    }
 }

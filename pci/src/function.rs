@@ -6,6 +6,7 @@ use bitflags::bitflags;
 
 use crate::access::{Access, Reg};
 use crate::bar::{BarIndex, Bars};
+use crate::errors::{PcieError, Recorded};
 use crate::mirror::Mirror;
 
 /// Stable name of a function for the life of the machine: its index in the plan, never used again.
@@ -102,6 +103,11 @@ pub trait PciFunction: Send {
     /// register is stored in the step that makes it. Returns whether it does; by default it does not, and reads exit.
     fn mirror(&mut self, _mirror: &Arc<dyn Mirror>) -> bool {
         false
+    }
+    /// Records an error of its own in its registers, with the start of the packet that it is about. By default it has none for
+    /// errors, and the port above keeps them.
+    fn record_error(&mut self, _error: PcieError, _header: [u32; 4]) -> Recorded {
+        Recorded::Nothing
     }
     /// Ends its life in the machine: afterwards every read gives all ones, since late callers may still hold it.
     fn detach(&mut self);

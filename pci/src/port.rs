@@ -24,7 +24,7 @@ use crate::bridge;
 use crate::caps::express::{ExpressType, LINK_STATUS, LINK_STATUS_2, link_status, link_status_2, reg as express};
 use crate::caps::{Express, MsiLayout, Power, Subsystem, power};
 use crate::config::{BuildError, Change, ConfigBuilder, ConfigSpace, Type1};
-use crate::errors::{self, PcieError, Severity};
+use crate::errors::{self, ErrorRegisters, PcieError, Recorded, Severity};
 use crate::ext_caps::{Acs, Aer, AerKind};
 use crate::function::{Changes, ResetKind};
 use crate::ids::{ClassCode, Ids, own};
@@ -326,28 +326,14 @@ impl Port {
         }
     }
 
-    /// Records an error of the port, with the start of the packet that it is about. Returns what it reports, if it does.
-    pub fn record(&mut self, error: PcieError, header: [u32; 4]) -> Option<Severity> {
-        const DEVICE_CONTROL: Reg = Reg::containing(express(express::DEVICE_CONTROL));
-        if self.kind == PortKind::PciBridge {
-            return None;
-        }
-        let (severity, masked) = errors::record(&mut self.space, AER, error, header);
-        let bit = match severity {
-            Severity::Correctable => 1,
-            Severity::NonFatal => 2,
-            Severity::Fatal => 4,
-        };
-        self.space.set(DEVICE_CONTROL, bit << 16, bit << 16);
-        let serr = self.space.read(Reg::containing(header::COMMAND_STATUS)) & command::SERR != 0;
-        let enabled = self.space.read(DEVICE_CONTROL) & bit != 0 || serr && severity != Severity::Correctable;
-        (enabled && !masked).then_some(severity)
+    /// Records an error of the port, with the start of the packet that it is about.
+    pub fn record(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {
+        errors::record(&mut self.space, ErrorRegisters { aer: AER, express: EXPRESS }, error, header)
     }
 
-    /// Whether reports from below go up: SERR is enabled in bridge control.
-    #[must_use]
-    pub fn forwards_errors(&self) -> bool {
-        self.space.read(Reg::containing(header::INTERRUPT)) & type1::SERR_FORWARDING != 0
+    /// A report comes from below. Whether it goes up: SERR is enabled in bridge control.
+    pub fn forward_error(&mut self, severity: Severity) -> bool {
+        errors::forward(&mut self.space, severity)
     }
 
     /// A root port takes the report of `source`, a requester id: its root registers show it, and it interrupts if that is

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::access::{Access, Reg};
 use crate::bar::{BarIndex, Bars};
 use crate::emulated::{Emulated, EmulatedError, EmulatedSpec};
+use crate::errors::{PcieError, Recorded};
 use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind};
 use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiMessage, MsiPort, MsiRoutes, MsiVector};
 
@@ -306,6 +307,10 @@ impl PciFunction for FakeEndpoint {
 
     fn bus_master(&self) -> bool {
         self.0.bus_master()
+    }
+
+    fn record_error(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {
+        self.0.record_error(error, header)
     }
 
     fn detach(&mut self) {

@@ -2,8 +2,11 @@
  * ID`, `left PLACE` and at the end `came N left N`. What comes is programmed into its port's windows and used: memory decode,
  * bus mastering, MSI-X with its first vector masked and pending, and a long copy over and over on stubs that can.
  * `acknowledge=0`: looks, and never clears an event. `quiet=1`: prints counts only. A letter r on the
- * serial port resets the machine. */
+ * serial port resets the machine. `wait=wire` or `wait=message`: looks at slots after an interrupt of a port only, by INTx or
+ * by MSI. `errors=1`: takes over error reporting, prints `error SOURCE UNCORRECTABLE CORRECTABLE` for
+ * what a root port collects. */
 #include "device.h"
+#include "ioapic.h"
 #include "pci.h"
 #include "runtime.h"
 
@@ -19,6 +22,64 @@ static struct slot {
 } slots[256];
 static u32 slot_count, came, left;
 static bool quiet, acknowledge;
+
+enum { FIRST_GSI = 16, GSIS = 8, WIRE_VECTOR = 0x50, MESSAGE_VECTOR = 0x48 };
+static volatile bool rung;
+static bool by_wire;
+
+/* A wire stays up until the port's events are cleared, so it is masked until that has happened. */
+static void hear(u32 vector) {
+    if (vector >= WIRE_VECTOR && vector < WIRE_VECTOR + GSIS)
+        ioapic_mask(FIRST_GSI + vector - WIRE_VECTOR);
+    rung = true;
+}
+
+static void listen_to_wires(void) {
+    for (u32 i = 0; i < GSIS; i++)
+        ioapic_route(FIRST_GSI + i, (u8)(WIRE_VECTOR + i), true);
+}
+
+enum { AER = 1, CORRECTABLE_STATUS = 0x10, ROOT_COMMAND = 0x2c, ROOT_STATUS = 0x30, ERROR_SOURCE = 0x34 };
+enum { DEVICE_CONTROL = 8, BRIDGE_CONTROL = 0x3e, SERR_FORWARD = 2, EXPRESS_ROOT = 4 };
+
+static void report_errors(void) {
+    for (u32 i = 0; i < function_count; i++) {
+        place at = functions[i].at;
+        u32 express = find_capability(at, CAP_EXPRESS), aer = find_extended_capability(at, AER);
+        if (!express)
+            continue;
+        config_write(at, express + DEVICE_CONTROL, 2, config_read(at, express + DEVICE_CONTROL, 2) | 0xf);
+        if (functions[i].is_bridge)
+            config_write(at, BRIDGE_CONTROL, 2, config_read(at, BRIDGE_CONTROL, 2) | SERR_FORWARD);
+        if (aer && functions[i].express_type == EXPRESS_ROOT)
+            config_write(at, aer + ROOT_COMMAND, 4, 7);
+    }
+}
+
+/* Status of the function that a root port's source register names. */
+static void show_error(place root, u32 source) {
+    place at = root >> 16 << 16 | source;
+    u32 aer = find_extended_capability(at, AER);
+    u32 fatal = config_read(at, aer + 4, 4), correctable = config_read(at, aer + CORRECTABLE_STATUS, 4);
+    say("error %s %08x %08x\n", place_name(at), fatal, correctable);
+    config_write(at, aer + 4, 4, fatal);
+    config_write(at, aer + CORRECTABLE_STATUS, 4, correctable);
+}
+
+static void look_for_errors(void) {
+    for (u32 i = 0; i < function_count; i++) {
+        place at = functions[i].at;
+        u32 aer = functions[i].express_type == EXPRESS_ROOT ? find_extended_capability(at, AER) : 0;
+        u32 status = aer ? config_read(at, aer + ROOT_STATUS, 4) : 0, source = aer ? config_read(at, aer + ERROR_SOURCE, 4) : 0;
+        if (!(status & 0x7f))
+            continue;
+        config_write(at, aer + ROOT_STATUS, 4, status);
+        if (status & 1)
+            show_error(at, source & 0xffff);
+        if (status & 4)
+            show_error(at, source >> 16);
+    }
+}
 
 static u64 take(struct window *window, u64 size) {
     u64 at = (window->base + size - 1) & ~(size - 1);
@@ -124,12 +185,36 @@ void guest(void) {
         u32 control = config_read(functions[i].at, express + SLOT_CONTROL, 2);
         config_write(functions[i].at, express + SLOT_CONTROL, 2, control | INTERRUPTS);
     }
+    bool errors = option("errors", 0);
+    if (errors)
+        report_errors();
+    char wait[8];
+    bool polls = !option_text("wait", wait, sizeof wait);
+    if (!polls) {
+        by_wire = text_equal(wait, "wire");
+        interrupt_hook = hear;
+        apic_start();
+        for (u32 i = 0; i < function_count && !by_wire; i++)
+            if (functions[i].is_bridge && msi_vectors(functions[i].at))
+                msi_enable(functions[i].at, MESSAGE_VECTOR);
+        if (by_wire)
+            listen_to_wires();
+        interrupts_on();
+        rung = true; /* what is there already */
+    }
     say("slots %u\n", slot_count);
     for (int c = -1; c != '\n'; c = serial_read()) {
         if (c == 'r')
             out8(0xcf9, 0x06);
+        if (!polls && !rung)
+            continue;
+        rung = false;
         for (u32 i = 0; i < slot_count; i++)
             look(&slots[i]);
+        if (errors)
+            look_for_errors();
+        if (by_wire)
+            listen_to_wires();
     }
     say("came %u left %u\n", came, left);
     pass();

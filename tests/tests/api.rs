@@ -272,3 +272,51 @@ fn a_guest_that_writes_everywhere_meets_devices_that_come_and_go() {
     assert!(counts[0] > 0 && counts[1] > 0, "{counts:?}");
     server.process.finish().expect_code(1).expect_output(&["survived", "PASS"]);
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn ports_interrupt_by_wire_and_by_message() {
+    // Ports at several depths, so that wires turn at bridges.
+    for wait in ["wire", "message"] {
+        let guest = Guest::new("slots").options(&format!("wait={wait} errors=1"));
+        let mut server = Server::run(&guest.with(&["--memory", "64M", "--pcie", "root-ports=2,switch-ports=2"]));
+        server.process.expect("slots 4");
+        for (port, place) in
+            [("port0", "01:00.0"), ("port1", "02:00.0"), ("switch0-port0", "05:00.0"), ("switch0-port1", "06:00.0")]
+        {
+            assert_eq!(server.add(&format!("stub,id=dev,on={port},{WORKER}")).0, 200, "{wait}");
+            server.process.expect(&format!("came {place}"));
+            assert_eq!(server.remove("dev"), 204);
+            server.process.expect(&format!("left {place}"));
+            server.until("PUT vm.remove-device", r#"{"id":"dev"}"#, 404);
+        }
+        for (at, root, error, line) in [
+            ("port1", "port1", "receiver", "error 00:00.1 00000000 00000001"),
+            ("switch0-port1", "switch0-root", "completion-timeout", "error 04:01.0 00004000 00000000"),
+            ("switch0", "switch0-root", "bad-tlp", "error 03:00.0 00000000 00000040"),
+        ] {
+            let reply = server.expect("PUT vm.inject-error", &format!(r#"{{"at":"{at}","error":"{error}"}}"#), 200);
+            assert!(reply.contains(&format!(r#""reported_to":"{root}""#)), "{reply}");
+            server.process.expect(line);
+        }
+        server.process.send("\n");
+        server.process.finish().expect_code(1).expect_output(&["came 4 left 4"]);
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn an_error_that_the_guest_has_masked_is_told_to_nobody() {
+    let server = Server::run(&slots("", "root-ports=1").devices(&["stub,id=cold"]));
+    let inject = |at: &str, error: &str, status| {
+        server.expect("PUT vm.inject-error", &format!(r#"{{"at":"{at}","error":"{error}"}}"#), status)
+    };
+    server.until("GET vm.devices", "", 200);
+    for at in ["cold", "port0", "cold-port"] {
+        let reply = inject(at, "internal", 200);
+        assert!(reply.contains(&format!(r#""recorded_at":"{at}""#)) && reply.contains("does not report it"), "{reply}");
+    }
+    assert!(inject("cold", "fire", 400).contains("there are receiver"));
+    assert!(inject("nothing", "internal", 404).contains("nothing"));
+    server.expect("PUT vm.inject-error", r#"{"at":"cold"}"#, 400);
+}

@@ -20,6 +20,7 @@ pub mod effects;
 pub mod endpoints;
 pub mod host;
 pub mod hotplug;
+mod inject;
 pub mod kvm;
 pub mod listing;
 pub mod logger;

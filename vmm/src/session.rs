@@ -12,6 +12,7 @@ use api::info::{Phase, Published, VmInfo};
 use crate::changes::Changes;
 use crate::driver::{Attendant, End};
 use crate::hotplug::HotPlug;
+use crate::inject;
 use crate::listing;
 use crate::machine::Machine;
 use crate::spec::Spec;
@@ -134,6 +135,7 @@ impl<'a, 's> Session<'a, 's> {
                 self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
             }
             Command::ListDevices { reply } => reply.send(Ok(listing::listing(self.machine, &self.hotplug))),
+            Command::InjectError { at, error, reply } => reply.send(inject::inject(self.machine.pci(), &at, &error)),
             Command::Counters { reply } => reply.send(Ok(self.machine.counters().for_client())),
             other => {
                 let why = match &other {

@@ -22,8 +22,8 @@ pub use disk::{add_disk, disk_body};
 pub use info::vm_info;
 pub use json::Notes;
 pub use net::add_net;
-pub use reply::{added, counters, listing, ping};
-pub use small::{add_fs, add_vsock, remove_device, resize};
+pub use reply::{added, counters, injection, listing, ping};
+pub use small::{add_fs, add_vsock, inject_error, remove_device, resize};
 
 #[cfg(test)]
 mod tests;

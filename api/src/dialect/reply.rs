@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::disk::put;
-use crate::info::{Counters, DeviceInfo, Listing, PortInfo};
+use crate::info::{Counters, DeviceInfo, Injection, Listing, PortInfo};
 
 /// The reply to vmm.ping: version, process and what it can do.
 #[must_use]
@@ -27,6 +27,16 @@ pub fn added(device: &DeviceInfo) -> Value {
 #[must_use]
 pub fn counters(counters: &Counters) -> Value {
     json!(counters)
+}
+
+/// The reply to vm.inject-error.
+#[must_use]
+pub fn injection(injection: &Injection) -> Value {
+    let mut map = Map::new();
+    put(&mut map, "recorded_at", Some(injection.recorded_at.as_str()));
+    put(&mut map, "reported_to", injection.reported_to.as_deref().ok());
+    put(&mut map, "unreported", injection.reported_to.as_ref().err().map(String::as_str));
+    map.into()
 }
 
 /// The reply to vm.devices.

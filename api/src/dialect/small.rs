@@ -1,4 +1,4 @@
-//! Reads the bodies that are small: resize, removal, shared folders, socket device.
+//! Reads the bodies that are small: resize, removal, errors, shared folders, socket device.
 
 use std::path::PathBuf;
 
@@ -38,6 +38,17 @@ struct RemoveBody {
 /// The body of vm.remove-device: the device's name.
 pub fn remove_device(body: &[u8], notes: &Notes) -> Result<String, ApiError> {
     read("vm.remove-device", body, notes).map(|RemoveBody { id }| id)
+}
+
+#[derive(Deserialize)]
+struct InjectBody {
+    at: String,
+    error: String,
+}
+
+/// The body of vm.inject-error: name of a device or port, name of an error.
+pub fn inject_error(body: &[u8], notes: &Notes) -> Result<(String, String), ApiError> {
+    read("vm.inject-error", body, notes).map(|InjectBody { at, error }| (at, error))
 }
 
 #[derive(Deserialize)]

@@ -76,6 +76,13 @@ impl Service {
                 Ok(id) => self.ask(|reply| Command::RemoveDevice { id, reply }).await.into(),
                 Err(error) => Reply::Error(error),
             },
+            Endpoint::InjectError => match dialect::inject_error(body, notes) {
+                Ok((at, error)) => {
+                    let injected = self.ask(|reply| Command::InjectError { at, error, reply }).await;
+                    injected.map(|injection| dialect::injection(&injection)).into()
+                }
+                Err(error) => Reply::Error(error),
+            },
             Endpoint::AddDevice
             | Endpoint::AddDisk
             | Endpoint::AddNet

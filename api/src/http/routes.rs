@@ -28,6 +28,7 @@ pub(super) enum Endpoint {
     AddVsock,
     AddUserDevice,
     RemoveDevice,
+    InjectError,
     /// Part of the dialect; Banyan cannot do it.
     Unsupported(&'static str),
 }
@@ -57,6 +58,7 @@ const TABLE: &[(&str, Method, Endpoint)] = &[
     ("vm.add-vsock", Method::PUT, Endpoint::AddVsock),
     ("vm.add-user-device", Method::PUT, Endpoint::AddUserDevice),
     ("vm.remove-device", Method::PUT, Endpoint::RemoveDevice),
+    ("vm.inject-error", Method::PUT, Endpoint::InjectError),
     ("vm.snapshot", Method::PUT, Endpoint::Unsupported("vm.snapshot")),
     ("vm.restore", Method::PUT, Endpoint::Unsupported("vm.restore")),
     ("vm.coredump", Method::PUT, Endpoint::Unsupported("vm.coredump")),

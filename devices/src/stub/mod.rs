@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pci::access::{Access, Reg};
 use pci::bar::{BarIndex, Bars};
 use pci::emulated::{Emulated, EmulatedError, EmulatedSpec, InterruptSpec};
+use pci::errors::{PcieError, Recorded};
 use pci::function::{BarPiece, Changes, Pages, PciFunction, Programming, ResetKind};
 use pci::mirror::Mirror;
 use pci::seams::{DmaPort, IntxLine, MsiPort};
@@ -175,6 +176,10 @@ impl PciFunction for StubFunction {
 
     fn bus_master(&self) -> bool {
         self.registers.bus_master()
+    }
+
+    fn record_error(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {
+        self.registers.record_error(error, header)
     }
 
     fn detach(&mut self) {

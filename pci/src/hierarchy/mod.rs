@@ -5,6 +5,7 @@
 
 mod fit;
 mod hotplug;
+mod inject;
 mod listing;
 mod reach;
 #[cfg(test)]
@@ -18,7 +19,6 @@ use thiserror::Error;
 use crate::access;
 use crate::address::{Bdf, BusRange, Devfn, Sbdf};
 use crate::effect::Effect;
-use crate::errors::PcieError;
 use crate::function::{Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
 use crate::intx;
 use crate::mirror::Mirror;
@@ -28,6 +28,7 @@ use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, PortKind
 
 pub use fit::{Missing, Shortfall};
 pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
+pub use inject::{InjectError, Injected, Silence};
 pub use listing::EndpointInfo;
 use reach::Reach;
 
@@ -187,6 +188,12 @@ impl Hierarchy {
         }
     }
 
+    /// The function called `name`.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<FunctionId> {
+        self.nodes.iter().find(|(_, node)| node.name.0 == name).map(|(id, _)| *id)
+    }
+
     /// Where each reachable BAR lies: function, BAR, address, bytes; by address.
     pub fn reachable(&self) -> impl Iterator<Item = (FunctionId, u8, u64, u64)> + '_ {
         self.reach.iter()
@@ -200,28 +207,6 @@ impl Hierarchy {
         self.program();
         self.settle(&all, effects);
         self.settle_mirrors(effects);
-    }
-
-    /// An error happened at the port `id`, or at the port above the endpoint `id`: `header` is the start of the packet that it
-    /// is about. The port's registers show it; if it is reported, the root port above collects it and interrupts as software
-    /// has enabled. Returns whether a root port heard of it.
-    pub fn inject(&mut self, id: FunctionId, error: PcieError, header: [u32; 4]) -> bool {
-        let mut at = id;
-        if let Some(What::Endpoint(_)) = self.nodes.get(&id).map(|node| &node.what) {
-            let Some(Parent::Port(port)) = self.nodes.get(&id).map(|node| node.on) else { return false };
-            at = port;
-        }
-        let Some(source) = self.requester_id(at) else { return false };
-        let Some(severity) = self.port_mut(at).and_then(|port| port.record(error, header)) else { return false };
-        while let Some(Parent::Port(above)) = self.nodes.get(&at).map(|node| node.on) {
-            at = above;
-            if !self.port_mut(at).is_some_and(|port| port.forwards_errors()) {
-                return false;
-            }
-        }
-        let Some(root) = self.port_mut(at) else { return false };
-        root.collect(severity, source);
-        true
     }
 
     /// The bus that a function is on, as the guest has numbered it, with its device and function number.

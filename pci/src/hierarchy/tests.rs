@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::bar::{BarKind, BarSpec};
 use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
+use crate::errors::PcieError;
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::mirror::FakeMirror;
@@ -254,24 +255,36 @@ fn a_mirror_is_in_place_while_the_planned_address_leads_to_its_function() {
 #[test]
 fn a_report_reaches_the_root_port_if_every_bridge_lets_it_up() {
     let mut rig = Rig::started();
-    let (down0, rp0) = (rig.at("down0"), rig.at("rp0"));
-    let (a, port) = (rig.id("a"), rig.id("down0"));
-    let inject = |rig: &mut Rig, id| rig.tree.inject(id, PcieError::CompletionTimeout, [0; 4]);
-    assert!(!inject(&mut rig, a), "the port does not report");
-    rig.write(down0, 0x48, &[0xF]);
-    assert!(!inject(&mut rig, a), "the bridges above do not forward");
-    for name in ["rp0", "up"] {
-        let at = rig.at(name);
+    let (device, down0, rp0) = (rig.at("a"), rig.at("down0"), rig.at("rp0"));
+    let inject = |rig: &mut Rig, name: &str| {
+        let id = rig.id(name);
+        rig.tree.inject(id, PcieError::CompletionTimeout, [0; 4]).unwrap()
+    };
+    let silent = inject(&mut rig, "a");
+    assert_eq!(silent.told, Err(Silence::Unreported { at: Name::from("a") }), "nothing is enabled");
+    rig.write(device, 0x48, &[0xF]);
+    let port = rig.at("down0");
+    for (name, at) in [("down0", port), ("up", rig.at("up")), ("rp0", rp0)] {
+        assert_eq!(inject(&mut rig, "a").told, Err(Silence::Stopped { by: Name::from(name) }));
         rig.write(at, 0x3E, &[2, 0]);
     }
-    assert!(inject(&mut rig, a) && inject(&mut rig, port));
-    assert_eq!(rig.read(down0, 0x104), 1 << 14, "the error is in the port of the endpoint");
-    assert_eq!((rig.read(rp0, 0x130), rig.read(rp0, 0x134) >> 16), (0x2C, u32::from(down0.requester_id())));
-    assert!(!inject(&mut rig, FunctionId(99)));
-    let root = rig.id("rp0");
+    assert_eq!(inject(&mut rig, "a"), Injected { at: Name::from("a"), told: Ok(Name::from("rp0")) });
+    assert_eq!((rig.read(rp0, 0x130), rig.read(rp0, 0x134) >> 16), (0x24, u32::from(device.requester_id())));
+    rig.write(down0, 0x48, &[0xF]);
+    assert_eq!(inject(&mut rig, "down0").told, Ok(Name::from("rp0")));
+    assert_eq!((rig.read(down0, 0x104), rig.read(rp0, 0x130)), (1 << 14, 0x2C));
+    assert_eq!(rig.tree.inject(FunctionId(99), PcieError::Receiver, [0; 4]), Err(InjectError::Unknown { id: 99 }));
     rig.write(rp0, 0x3E, &[0, 0]);
     rig.write(rp0, 0x48, &[0xF]);
-    assert!(inject(&mut rig, root), "a root port hears its own errors");
+    assert_eq!(inject(&mut rig, "rp0").told, Ok(Name::from("rp0")), "a root port hears its own errors");
+}
+
+#[test]
+fn an_error_that_a_device_has_no_register_for_is_its_port_s() {
+    let mut rig = Rig::started();
+    let (a, down0) = (rig.id("a"), rig.at("down0"));
+    let kept = rig.tree.inject(a, PcieError::AcsViolation, [1, 2, 3, 4]).unwrap();
+    assert_eq!((kept.at, rig.read(down0, 0x104), rig.read(down0, 0x11C)), (Name::from("down0"), 1 << 21, 1));
 }
 
 mod conventional {

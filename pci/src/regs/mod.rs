@@ -46,6 +46,8 @@ pub mod type1 {
     pub const PREFETCHABLE_BASE_UPPER: u16 = 0x28;
     /// Upper half of the prefetchable limit.
     pub const PREFETCHABLE_LIMIT_UPPER: u16 = 0x2C;
+    /// Secondary status, received system error, in the dword at [`IO_AND_STATUS`].
+    pub const RECEIVED_SYSTEM_ERROR: u32 = 1 << 30;
     /// Bridge control, secondary bus reset, in the dword at [`super::header::INTERRUPT`].
     pub const SECONDARY_BUS_RESET: u32 = 1 << 22;
     /// Bridge control, SERR enable: error reports from below go up; same dword.
@@ -76,6 +78,8 @@ pub mod status {
     pub const INTERRUPT: u32 = 1 << 19;
     /// There is a capability list.
     pub const CAPABILITIES: u32 = 1 << 20;
+    /// Signaled system error: a report of an uncorrectable error went out.
+    pub const SIGNALED_SYSTEM_ERROR: u32 = 1 << 30;
     /// Error bits, cleared by writing 1: parity, signalled and received aborts, SERR.
     pub const ERRORS: u32 = 0xF900_0000;
 }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use api::config::flags::{FlagError, FlagProblem};
 use api::config::{CpuConfig, DeviceConfig, DiskConfig, Size};
 use clap::{Args, Subcommand, ValueHint};
+use pci::errors::PcieError;
 
 use super::keyed;
 
@@ -84,6 +85,21 @@ pub enum CtlCommand {
         /// Its name, as `list` shows it
         #[arg(value_name = "ID")]
         id: String,
+    },
+    /// Let a PCIe error happen at a device or port, to see what the guest makes of it
+    ///
+    /// The error is recorded in the AER registers of the device, or of the port above where the device has none. If software in
+    /// the guest has enabled reports on the whole way, the root port's registers name the device, and it interrupts. Errors:
+    /// receiver, bad-tlp, bad-dllp, replay-rollover, replay-timeout, advisory-non-fatal (correctable); data-link-protocol,
+    /// poisoned-tlp, flow-control, completion-timeout, completer-abort, unexpected-completion, receiver-overflow,
+    /// malformed-tlp, unsupported-request, acs-violation, internal (uncorrectable; masks and severities are the guest's).
+    InjectError {
+        /// Name of the device or port, as `list` shows it
+        #[arg(value_name = "NAME")]
+        at: String,
+        /// The error
+        #[arg(value_name = "ERROR", value_parser = str::parse::<PcieError>)]
+        error: PcieError,
     },
     /// Change processors or memory (refused: a machine keeps what it has)
     #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]

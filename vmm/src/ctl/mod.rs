@@ -59,6 +59,9 @@ fn call(command: &CtlCommand) -> Result<(Verb, &'static str, Option<Value>), Ctl
         CtlCommand::AddDevice { device } => (Verb::Put, "vm.add-device", Some(dialect::device_body(device))),
         CtlCommand::AddDisk { disk } => (Verb::Put, "vm.add-disk", Some(dialect::disk_body(disk))),
         CtlCommand::RemoveDevice { id } => (Verb::Put, "vm.remove-device", Some(json!({ "id": id }))),
+        CtlCommand::InjectError { at, error } => {
+            (Verb::Put, "vm.inject-error", Some(json!({ "at": at, "error": error.to_string() })))
+        }
         CtlCommand::Resize { cpus, memory } => {
             let body =
                 json!({ "desired_vcpus": cpus.map(|cpus| cpus.count), "desired_ram": memory.map(|memory| memory.bytes()) });

@@ -13,11 +13,20 @@ pub(super) fn reply(name: &str, reply: &Value) -> String {
         "vm.info" => info(reply),
         "vm.devices" => listing(reply),
         "vm.counters" => counters(reply),
+        "vm.inject-error" => injection(reply),
         _ if reply.get("bdf").is_some() => {
             let path = word(&reply["pci_path"]);
             format!("{} is at {} (path {path})\n", word(&reply["id"]), word(&reply["bdf"]))
         }
         _ => format!("{reply:#}\n"),
+    }
+}
+
+fn injection(reply: &Value) -> String {
+    let at = word(&reply["recorded_at"]);
+    match reply["unreported"].as_str() {
+        Some(why) => format!("{at} shows the error; no root port hears of it: {why}\n"),
+        None => format!("{at} shows the error; {} heard of it\n", word(&reply["reported_to"])),
     }
 }
 

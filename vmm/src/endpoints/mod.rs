@@ -79,7 +79,20 @@ impl Factory {
             endpoints.insert(planned.id, endpoint);
             Ok(function)
         });
-        Ok((hierarchy.map_err(Box::new)?, endpoints))
+        let hierarchy = hierarchy.map_err(Box::new)?;
+        self.connect_ports(plan, &hierarchy);
+        Ok((hierarchy, endpoints))
+    }
+
+    /// Gives every port its interrupt wire, for guests that use no messages.
+    fn connect_ports(&mut self, plan: &Plan, hierarchy: &Hierarchy) {
+        for planned in &plan.functions {
+            if let PlannedKind::Port(port) = &planned.kind
+                && let Some(wire) = self.wire(port.intx.map(intx::gsi))
+            {
+                hierarchy.connect(planned.id, wire.line());
+            }
+        }
     }
 
     fn planned(&mut self, plan: &Plan, spec: &Spec, planned: &PlannedFunction) -> Result<Endpoint, FunctionError> {

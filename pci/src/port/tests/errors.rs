@@ -1,7 +1,7 @@
 //! What an error leaves in a port, and what a root port makes of reports.
 
 use super::*;
-use crate::errors::{PcieError, Severity};
+use crate::errors::{PcieError, Recorded, Severity};
 use crate::testing::FakeIntx;
 
 const HEADER: [u32; 4] = [1, 2, 3, 4];
@@ -35,7 +35,7 @@ fn each_error_sets_its_bit_and_its_device_status() {
         for kind in [PortKind::Root, PortKind::Upstream, PortKind::Downstream] {
             let mut port = build(kind, None);
             write(&mut port, 0x48, 0xF);
-            assert_eq!(port.record(error, HEADER), Some(severity), "{error:?}");
+            assert_eq!(port.record(error, HEADER), Recorded::Reported(severity), "{error:?}");
             assert_eq!((read(&port, status), read(&port, 0x48) >> 16), (1 << bit, device), "{error:?} {kind:?}");
             write(&mut port, status, u32::MAX);
             assert_eq!(read(&port, status), 0, "software clears it");
@@ -46,17 +46,25 @@ fn each_error_sets_its_bit_and_its_device_status() {
 #[test]
 fn an_error_is_reported_only_if_it_is_enabled_and_not_masked() {
     let mut port = build(PortKind::Downstream, None);
-    assert_eq!(port.record(PcieError::Receiver, HEADER), None, "nothing is enabled");
-    assert_eq!(port.record(PcieError::CompletionTimeout, HEADER), None);
+    assert_eq!(port.record(PcieError::Receiver, HEADER), Recorded::Silently, "nothing is enabled");
+    assert_eq!(port.record(PcieError::CompletionTimeout, HEADER), Recorded::Silently);
     write(&mut port, 0x04, command::SERR);
-    assert_eq!(port.record(PcieError::CompletionTimeout, HEADER), Some(Severity::NonFatal), "SERR stands for both");
-    assert_eq!(port.record(PcieError::Receiver, HEADER), None, "and not for correctable ones");
+    assert_eq!(port.record(PcieError::CompletionTimeout, HEADER), Recorded::Reported(Severity::NonFatal), "SERR stands for both");
+    assert_eq!(port.record(PcieError::Receiver, HEADER), Recorded::Silently, "and not for correctable ones");
     write(&mut port, 0x48, 0xF);
-    assert_eq!(port.record(PcieError::Internal, HEADER), None, "masked from the start");
+    assert_eq!(port.record(PcieError::Internal, HEADER), Recorded::Silently, "masked from the start");
     assert_eq!(read(&port, 0x104) >> 22 & 1, 1, "but seen");
     write(&mut port, 0x10C, 1 << 14);
-    assert_eq!(port.record(PcieError::CompletionTimeout, HEADER), Some(Severity::Fatal), "software sets the severity");
-    assert_eq!(build(PortKind::PciBridge, None).record(PcieError::Receiver, HEADER), None, "no error reporting there");
+    assert_eq!(
+        port.record(PcieError::CompletionTimeout, HEADER),
+        Recorded::Reported(Severity::Fatal),
+        "software sets the severity"
+    );
+    assert_eq!(
+        build(PortKind::PciBridge, None).record(PcieError::Receiver, HEADER),
+        Recorded::Nothing,
+        "no error reporting there"
+    );
 }
 
 #[test]
@@ -122,4 +130,21 @@ fn slot_and_errors_share_the_wire() {
     assert!(wire.level(), "the report is still there");
     write(&mut port, 0x130, 0x7F);
     assert_eq!(wire.levels(), [true, false]);
+}
+
+#[test]
+fn a_report_from_below_leaves_its_mark_in_each_bridge() {
+    for (control, command, up, signaled) in [(0, command::SERR, false, 0), (2, 0, true, 0), (2, command::SERR, true, 1)] {
+        let mut port = build(PortKind::Upstream, None);
+        write(&mut port, 0x3C, control << 16);
+        write(&mut port, 0x04, command);
+        assert_eq!(port.forward_error(Severity::Correctable), up);
+        assert_eq!(read(&port, 0x1C) >> 30, 0, "correctable ones leave none");
+        assert_eq!(port.forward_error(Severity::NonFatal), up);
+        let marks = (read(&port, 0x1C) >> 30 & 1, read(&port, 0x04) >> 30 & 1);
+        assert_eq!(marks, (1, signaled), "received on the secondary side, signaled on the primary one");
+        write(&mut port, 0x1C, u32::MAX);
+        write(&mut port, 0x04, u32::MAX);
+        assert_eq!((read(&port, 0x1C) >> 30, read(&port, 0x04) >> 30), (0, 0), "software clears them");
+    }
 }
