@@ -379,14 +379,17 @@ impl Port {
         change.flipped() & express::LINK_ACTIVE != 0
     }
 
-    /// Programs the plan's bus numbers and windows and lets the port forward in both directions, as firmware would.
+    /// Programs the plan's bus numbers and windows and lets the port forward in both directions, and error reports up, as
+    /// firmware would. Where nothing is below, memory waits until software enables it: a guest that sizes the BARs which the
+    /// port does not have would otherwise switch memory off and on for each.
     pub fn program(&mut self) {
         let BusRange { secondary, subordinate } = self.planned.buses;
         let numbers = u32::from_le_bytes([self.primary, secondary, subordinate, 0]);
         self.space.set(Reg::containing(type1::BUS_NUMBERS), 0x00FF_FFFF, numbers);
         bridge::set_windows(&mut self.space, &self.planned.windows);
-        let enables = command::MEMORY | command::BUS_MASTER;
-        let change = self.space.set(Reg::containing(header::COMMAND_STATUS), enables, enables);
+        self.space.set(Reg::containing(header::INTERRUPT), type1::SERR_FORWARDING, type1::SERR_FORWARDING);
+        let enables = if self.occupied() { command::MEMORY } else { 0 } | command::BUS_MASTER;
+        let change = self.space.set(Reg::containing(header::COMMAND_STATUS), command::MEMORY | command::BUS_MASTER, enables);
         self.interrupts.config_written(Access::dword(header::COMMAND_STATUS), change.new, change.new);
     }
 }

@@ -88,6 +88,8 @@ fn expected(planned: &PlannedFunction) -> Found {
                 PortKind::Downstream => own::DOWNSTREAM_PORT,
                 PortKind::PciBridge => own::PCI_BRIDGE,
             };
+            // Memory has nowhere to go where nothing is below.
+            found.memory_enabled = port.occupied;
             found.bridge = Some(FoundBridge {
                 primary: planned.at.bdf.bus(),
                 buses: port.buses,

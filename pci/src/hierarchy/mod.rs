@@ -73,7 +73,7 @@ const SPACE: u16 = 0x1000;
 const CONVENTIONAL_SPACE: u16 = 0x100;
 
 impl Hierarchy {
-    /// Builds the tree of `plan` with everything programmed as planned and memory decode on. Ports are made here,
+    /// Builds the tree of `plan` with everything programmed as planned and memory decode on where there is memory. Ports are made here,
     /// endpoints by `make`. Nothing is reachable before [`Hierarchy::start`].
     pub fn build<E: std::error::Error + 'static>(
         plan: &Plan,

@@ -265,6 +265,7 @@ fn a_report_reaches_the_root_port_if_every_bridge_lets_it_up() {
     rig.write(device, 0x48, &[0xF]);
     let port = rig.at("down0");
     for (name, at) in [("down0", port), ("up", rig.at("up")), ("rp0", rp0)] {
+        rig.write(at, 0x3E, &[0, 0]);
         assert_eq!(inject(&mut rig, "a").told, Err(Silence::Stopped { by: Name::from(name) }));
         rig.write(at, 0x3E, &[2, 0]);
     }

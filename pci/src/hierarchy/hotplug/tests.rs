@@ -150,6 +150,8 @@ fn an_added_device_answers_and_its_addresses_are_left_to_the_guest() {
     rig.write(bus, 0x18, u32::from_le_bytes(halves[1]));
     rig.write(bus, 0x04, 6);
     let id = ids[0];
+    assert_eq!(rig.effects, [Effect::BusMaster { function: id, on: true }], "the port that was empty forwards no memory yet");
+    rig.write_port("rp0", 0x04, 6);
     let expected = [
         Effect::BusMaster { function: id, on: true },
         Effect::Map { function: id, bar: 0, at: low },
@@ -421,6 +423,7 @@ fn a_thousand_rounds_leave_the_tree_as_it_was() {
     for round in 0..1000 {
         rig.add("rp0", round, &[0]).unwrap();
         let (bus, windows) = (rig.bus("rp0"), rig.info("rp0").windows);
+        rig.write_port("rp0", 0x04, 6);
         rig.write(bus, 0x10, u32::try_from(windows.memory.unwrap().base).unwrap());
         rig.write(bus, 0x04, 6);
         assert_eq!(rig.tree.reachable().count(), before.1 + 1);
