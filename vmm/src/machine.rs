@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use api::config::{MemoryConfig, Payload, VmConfig};
+use api::config::{Payload, VmConfig};
 use arch::memory_map::Range;
-use arch::x86_64::acpi::{self, AcpiError};
+use arch::x86_64::acpi::{self, AcpiError, Cpu};
 use arch::x86_64::regs::Entry;
 use arch::x86_64::{layout, reset_vector, smbios};
 use devices::legacy::{ConsoleSink, Serial};
@@ -28,13 +28,14 @@ use crate::hotplug::{self, HotPlugError};
 use crate::kvm::{GsiTable, KvmError, SlotError, Slots, Vm};
 use crate::memory::{self, Backing, MemoryError};
 use crate::mirrors::{Mirrors, MirrorsError};
+use crate::numa;
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
 use crate::signals::Signals;
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
-use crate::vcpu::{self, Runner, SetupError, ThreadError, Threads};
+use crate::vcpu::{self, Runner, SetupError, ThreadError, Threads, VcpuDesign};
 
 /// What is made before a machine and outlives it.
 pub struct Surroundings {
@@ -94,7 +95,7 @@ impl Machine {
         let used = ram.is_some();
         let ram = match ram {
             Some(ram) => ram,
-            None => new_ram(&config.memory, plan, passthrough)?,
+            None => new_ram(design, passthrough)?,
         };
         let mut slots = Slots::new(vm.fd(), vm.max_slots());
         for region in memory::regions(&ram) {
@@ -127,8 +128,7 @@ impl Machine {
         factory.attach_wires().map_err(MachineError::Event)?;
         hotplug::restore(&pci, &mut factory, design.added)?;
         let entry = load(&ram, used, payload, design)?;
-        let vcpus =
-            vcpu::create(&vm, config.cpus.count, design.cpuid.as_slice(), plan.map.physical_address_bits, entry.as_ref())?;
+        let vcpus = vcpu::create(&vm, &vcpu_design(design), 0..config.cpus.count, entry.as_ref())?;
         let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci)?;
         let runner = Arc::new(Runner {
             ports,
@@ -225,13 +225,27 @@ impl Image {
     }
 }
 
-fn new_ram(config: &MemoryConfig, plan: &MachinePlan, passthrough: bool) -> Result<GuestMemoryMmap, MachineError> {
+/// What vCPUs are made from.
+fn vcpu_design<'a>(design: &Design<'a>) -> VcpuDesign<'a> {
+    VcpuDesign {
+        processors: &design.spec.processors,
+        numa: design.spec.numa.as_ref(),
+        host: design.cpuid.as_slice(),
+        address_bits: design.plan.map.physical_address_bits,
+    }
+}
+
+fn new_ram(design: &Design<'_>, passthrough: bool) -> Result<GuestMemoryMmap, MachineError> {
+    let (config, plan) = (&design.config.memory, design.plan);
     let backing = Backing {
         shared: config.shared,
         huge_page: config.hugepages.map(|page| page.size().bytes()),
         transparent_huge_pages: passthrough || config.prefault,
     };
     let ram = memory::create(&plan.map.ram, backing)?;
+    if let Some(numa) = &design.spec.numa {
+        memory::bind(&ram, &numa.bindings(&plan.map), backing.huge_page)?;
+    }
     if config.prefault {
         let cpus = std::thread::available_parallelism().map_or(1, |cpus| u16::try_from(cpus.get()).unwrap_or(u16::MAX));
         let threads = config.prefault_threads.map_or(cpus.min(16), std::num::NonZero::get);
@@ -269,12 +283,16 @@ fn map_firmware(
 /// Puts what runs first, and the tables that it finds, into RAM; says how a kernel is entered.
 fn load(ram: &GuestMemoryMmap, used: bool, payload: Image, design: &Design<'_>) -> Result<Option<Entry>, MachineError> {
     let (config, plan) = (design.config, design.plan);
+    let started = usize::from(config.cpus.count);
+    let placements = design.spec.processors.placements().iter().enumerate();
+    let cpus: Vec<Cpu> =
+        placements.map(|(number, placement)| Cpu { apic_id: placement.apic_id, present: number < started }).collect();
     let tables = acpi::memory(&acpi::AcpiInputs {
-        cpus: u32::from(config.cpus.count),
+        cpus: &cpus,
         map: &plan.map,
         serial: true,
         root_bridges: &plan.root_bridges(),
-        nodes: &plan.nodes(config.cpus.count),
+        nodes: &numa::acpi_nodes(design.spec.numa.as_ref(), &design.spec.processors, plan),
     })?;
     for (at, bytes) in tables {
         boot::put(ram, at, &bytes)?;

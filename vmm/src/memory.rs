@@ -10,6 +10,10 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use thiserror::Error;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
+mod bind;
+
+pub use bind::bind;
+
 /// How RAM is backed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Backing {
@@ -187,6 +191,21 @@ pub enum MemoryError {
         at: u64,
         /// Bytes.
         len: u64,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A node of the host.
+    #[error(
+        "cannot take {len:#x} bytes of RAM at {at:#x} from host node {node} as asked: it must exist and this process be allowed to use it (cpuset.mems of its control group)"
+    )]
+    Bind {
+        /// Guest-physical address.
+        at: u64,
+        /// Bytes.
+        len: u64,
+        /// The node.
+        node: u32,
         /// The kernel's reason.
         #[source]
         source: io::Error,

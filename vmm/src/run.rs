@@ -148,7 +148,8 @@ fn dry_run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     let tree = Tree { plan: &plan.pci, label: &|function| spec.label(function), verbose };
     let mut out = io::stdout().lock();
     let memory = if verbose { format!("{}\n", plan.map) } else { String::new() };
-    let text = format!("{memory}{tree}");
+    let nodes = spec.numa.as_ref().filter(|_| verbose).map_or_else(String::new, |numa| format!("{numa}\n"));
+    let text = format!("{memory}{nodes}{tree}");
     let notes: String = notes(spec, &plan).map(|note| format!("note: {note}\n")).collect();
     match write!(out, "{}\n{notes}", text.trim_end()).and_then(|()| out.flush()) {
         // A reader such as head(1) that has seen enough is no error.

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use thiserror::Error;
 use vm_device::device_manager::IoManager;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
@@ -73,7 +74,10 @@ impl Threads {
             let thread = thread::Builder::new()
                 .name(format!("vcpu{id}"))
                 .stack_size(STACK)
-                .spawn(move || runner.run(&mut vcpu, &mine))
+                .spawn(move || {
+                    pin(&vcpu);
+                    runner.run(&mut vcpu, &mine);
+                })
                 .map_err(|source| ThreadError::Start { id, source })?;
             started.threads.push(thread);
             started.counters.push(counters);
@@ -132,6 +136,18 @@ impl Drop for Threads {
 
 /// Dispatching an exit needs little; 255 threads shall not reserve more than they use.
 const STACK: usize = 256 << 10;
+
+/// Keeps this thread to the processors of the vCPU's node. Where that is not allowed, the guest is slower, not wrong.
+fn pin(vcpu: &Vcpu) {
+    let Some(cpus) = &vcpu.pinned else { return };
+    let mut set = CpuSet::new();
+    for cpu in cpus.iter().filter_map(|cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < CpuSet::MAX_CPU) {
+        set.set(cpu);
+    }
+    if let Err(error) = sched_setaffinity(None, &set) {
+        log::warn!("vCPU {} may run anywhere: this process may not use the host's CPUs {cpus} ({error})", vcpu.id);
+    }
+}
 
 extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
