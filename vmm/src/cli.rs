@@ -16,10 +16,12 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use thiserror::Error;
 
+mod check;
 mod config;
 mod ctl;
 mod topology;
 
+pub use check::{CheckOptions, NvlinkMode};
 pub use config::{ConfigCommand, ConfigOptions};
 pub use ctl::{CtlCommand, CtlOptions};
 pub use topology::{Format, GuestArguments, TopologyCommand, TopologyOptions};
@@ -47,6 +49,8 @@ pub enum Action {
     Config(ConfigOptions),
     /// `banyan topology`.
     Topology(Box<TopologyOptions>),
+    /// `banyan check`.
+    Check(Box<CheckOptions>),
     /// `banyan demo`.
     Demo(DemoOptions),
     /// `banyan completions`.
@@ -94,6 +98,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, Cl
         (Some(Command::Ctl(ctl)), _) => Ok(Action::Ctl(ctl)),
         (Some(Command::Config(config)), _) => Ok(Action::Config(config)),
         (Some(Command::Topology(topology)), _) => Ok(Action::Topology(topology)),
+        (Some(Command::Check(check)), _) => Ok(Action::Check(check)),
         (Some(Command::Completions { shell }), _) => Ok(Action::Completions(shell)),
         (None, Some(socket)) => {
             let level = match cli.serve.verbose {
@@ -160,6 +165,9 @@ enum Command {
     /// Show a host's hierarchy, or what a guest of it would see
     #[command(after_long_help = topology::NOTES)]
     Topology(Box<TopologyOptions>),
+    /// Say whether devices can be passed through, and which way they reach each other
+    #[command(after_long_help = check::NOTES)]
+    Check(Box<CheckOptions>),
     /// Show a replicated topology on any machine with /dev/kvm, and check it
     ///
     /// Boots a small built-in guest on an emulated host of two GPU and network cards behind nested switches. The guest finds
