@@ -15,7 +15,6 @@ mod dsdt;
 mod fadt;
 mod madt;
 mod pci_root;
-mod slit;
 mod srat;
 
 const OEM_ID: [u8; 6] = *b"BANYAN";
@@ -27,8 +26,8 @@ const ALIGNMENT: usize = 16;
 /// What the tables describe.
 #[derive(Clone, Copy, Debug)]
 pub struct AcpiInputs<'a> {
-    /// Processors; their place in the list is their UID.
-    pub cpus: &'a [Cpu],
+    /// Number of processors; their APIC ids are 0 and up.
+    pub cpus: u32,
     /// Addresses; its ECAM list makes MCFG and the reservation of ECAM.
     pub map: &'a MemoryMap,
     /// Whether the serial line at COM1 exists.
@@ -83,28 +82,23 @@ impl PrtEntry {
     }
 }
 
-/// One processor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cpu {
-    /// Its APIC id.
-    pub apic_id: u32,
-    /// Whether it is there from the start; otherwise it may come later.
-    pub present: bool,
-}
-
 /// One memory node.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Its number: the proximity domain that processors, memory and root bridges share.
     pub proximity: u32,
-    /// APIC ids of its processors, those that may come later among them.
+    /// Processors of the node.
     pub cpus: Vec<u32>,
     /// RAM of the node.
     pub memory: Vec<Range>,
-    /// Where RAM of the node may come later.
-    pub hot_plug: Vec<Range>,
-    /// How far each node is, in the order of the nodes; empty if that is not known. Known for all, there is a SLIT.
-    pub distances: Vec<u8>,
+}
+
+impl Node {
+    /// Node 0 with all processors and all RAM.
+    #[must_use]
+    pub fn whole(cpus: u32, map: &MemoryMap) -> Node {
+        Node { proximity: 0, cpus: (0..cpus).collect(), memory: map.ram.clone() }
+    }
 }
 
 /// The tables.
@@ -140,9 +134,6 @@ pub fn tables(inputs: &AcpiInputs<'_>, at: u64) -> AcpiTables {
     }
     if !inputs.nodes.is_empty() {
         listed.push(blob.push(&srat::srat(inputs.nodes, inputs.root_bridges)));
-    }
-    if let Some(slit) = slit::slit(inputs.nodes) {
-        listed.push(blob.push(&slit));
     }
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     for table in listed {
