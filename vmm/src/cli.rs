@@ -9,17 +9,19 @@ use std::time::Duration;
 
 use api::config::flags::{FlagError, FlagProblem};
 use api::config::{
-    CpuConfig, DeviceConfig, DiskConfig, KernelConfig, LogConfig, LogLevel, MemoryConfig, OutputConfig, Payload, PcieConfig,
-    Size, TopologyConfig, TopologyFileError, VmConfig,
+    CpuConfig, DeviceConfig, DiskConfig, KernelConfig, LogConfig, LogLevel, MemoryConfig, NumaConfig, NumaFlag, NumaFlagError,
+    OutputConfig, Payload, PcieConfig, Size, TopologyConfig, TopologyFileError, VmConfig,
 };
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use thiserror::Error;
 
+mod check;
 mod config;
 mod ctl;
 mod topology;
 
+pub use check::{CheckOptions, NvlinkMode};
 pub use config::{ConfigCommand, ConfigOptions};
 pub use ctl::{CtlCommand, CtlOptions};
 pub use topology::{Format, GuestArguments, TopologyCommand, TopologyOptions};
@@ -47,6 +49,8 @@ pub enum Action {
     Config(ConfigOptions),
     /// `banyan topology`.
     Topology(Box<TopologyOptions>),
+    /// `banyan check`.
+    Check(Box<CheckOptions>),
     /// `banyan demo`.
     Demo(DemoOptions),
     /// `banyan completions`.
@@ -94,6 +98,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, Cl
         (Some(Command::Ctl(ctl)), _) => Ok(Action::Ctl(ctl)),
         (Some(Command::Config(config)), _) => Ok(Action::Config(config)),
         (Some(Command::Topology(topology)), _) => Ok(Action::Topology(topology)),
+        (Some(Command::Check(check)), _) => Ok(Action::Check(check)),
         (Some(Command::Completions { shell }), _) => Ok(Action::Completions(shell)),
         (None, Some(socket)) => {
             let level = match cli.serve.verbose {
@@ -160,6 +165,9 @@ enum Command {
     /// Show a host's hierarchy, or what a guest of it would see
     #[command(after_long_help = topology::NOTES)]
     Topology(Box<TopologyOptions>),
+    /// Say whether devices can be passed through, and which way they reach each other
+    #[command(after_long_help = check::NOTES)]
+    Check(Box<CheckOptions>),
     /// Show a replicated topology on any machine with /dev/kvm, and check it
     ///
     /// Boots a small built-in guest on an emulated host of two GPU and network cards behind nested switches. The guest finds
@@ -234,6 +242,25 @@ struct RunArguments {
     #[arg(long, value_name = "SIZE[,KEY=VALUE...]", value_parser = keyed::<MemoryConfig>, help_heading = MACHINE)]
     #[arg(verbatim_doc_comment, allow_negative_numbers = true)]
     memory: Option<MemoryConfig>,
+
+    /// Memory node of the guest (repeatable), or `host`; keys: id, cpus, memory, host-node, ...
+    ///
+    ///   host                 a node for each host node that a device is near
+    ///                        to: memory and vCPUs from there, shared out
+    ///                        evenly, distances as on the host
+    ///   id=N                 number, from 0 on; a bare N is enough
+    ///   cpus=0-3             its vCPUs; cpus=[0-3,8] for several runs
+    ///   memory=SIZE          its part of --memory
+    ///   host-node=N          host node that gives memory and processors
+    ///   policy=bind|preferred memory from there alone, or as long as it
+    ///                        lasts [default: bind]
+    ///   pin=on|off           its vCPUs stay on the processors of the host
+    ///                        node [default: on]
+    ///   distance=N:D         to node N: 11 to 254; [1:20,2:30] for several
+    ///                        [default: the host's, else 20]
+    #[arg(long = "numa", value_name = "N[,KEY=VALUE...]", value_parser = keyed::<NumaFlag>, help_heading = MACHINE)]
+    #[arg(verbatim_doc_comment)]
+    numa: Vec<NumaFlag>,
 
     /// Serial port: stdio, file=PATH or off [default: stdio]
     ///
@@ -443,6 +470,7 @@ impl RunArguments {
         let config = VmConfig {
             cpus: self.cpus.unwrap_or_default(),
             memory: self.memory.unwrap_or_default(),
+            numa: NumaConfig::new(self.numa)?,
             payload,
             serial: self.serial.unwrap_or(OutputConfig::Stdio),
             debug_console: self.debug_console,
@@ -501,6 +529,9 @@ pub enum CliError {
     /// Wrong usage, or a request for help or version. `clap::Error::exit` prints it and ends the process as fits.
     #[error(transparent)]
     Usage(#[from] clap::Error),
+    /// Memory nodes that do not go together.
+    #[error("--numa: {0}")]
+    Numa(#[from] NumaFlagError),
     /// The topology file cannot be read.
     #[error("topology file {path} cannot be read; give the path of a readable TOML file", path = path.display())]
     Read {

@@ -15,7 +15,7 @@ use thiserror::Error;
 use crate::host::tree::{HostKind, HostNode, HostTree};
 
 /// NVIDIA.
-const NVIDIA: u16 = 0x10DE;
+pub const NVIDIA: u16 = 0x10DE;
 /// Base class of display controllers.
 const DISPLAY: u8 = 0x03;
 /// As many ids as the capability has room for.

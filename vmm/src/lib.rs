@@ -3,13 +3,13 @@
 //! Lock order, left to right: hierarchy with the mapper ([`pci_bus`]) -> one function -> windows ([`address_space`]) ->
 //! interrupt routes ([`kvm`], a leaf). No two functions are locked together.
 
-pub mod additions;
 pub mod address_space;
 pub mod backends;
 pub mod boot;
 pub mod budget;
 pub mod cdi;
 pub mod changes;
+pub mod check;
 pub mod cli;
 pub mod cliques;
 pub mod cold_plug;
@@ -19,7 +19,6 @@ pub mod demo;
 pub mod driver;
 pub mod effects;
 pub mod endpoints;
-pub mod groundwork;
 pub mod host;
 pub mod hotplug;
 mod inject;
@@ -29,11 +28,13 @@ pub mod logger;
 pub mod machine;
 pub mod memory;
 pub mod mirrors;
+pub mod numa;
 pub mod outputs;
 pub mod pci_bus;
 pub mod plan;
 pub mod policy;
 pub mod ports;
+pub mod processors;
 pub mod replicate;
 pub mod run;
 pub mod serve;
@@ -41,7 +42,7 @@ pub mod session;
 pub mod signals;
 pub mod slot_events;
 pub mod spec;
+pub mod table;
 pub mod terminal;
 pub mod topology;
 pub mod vcpu;
-mod waiting;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use api::config::{Payload, VmConfig};
 use arch::memory_map::Range;
-use arch::x86_64::acpi::{self, AcpiError};
+use arch::x86_64::acpi::{self, AcpiError, Cpu};
 use arch::x86_64::regs::Entry;
 use arch::x86_64::{layout, reset_vector, smbios};
 use devices::legacy::{ConsoleSink, Serial};
@@ -23,18 +23,19 @@ use crate::changes::Added;
 use crate::counters::Report;
 use crate::driver::{End, Ending};
 use crate::effects::Mapper;
-use crate::endpoints::{EndpointError, Factory};
-use crate::groundwork::Groundwork;
+use crate::endpoints::{self, EndpointError, Factory};
 use crate::hotplug::{self, HotPlugError};
-use crate::kvm::{GsiTable, KvmError, SlotError, Slots};
+use crate::kvm::{GsiTable, KvmError, SlotError, Slots, Vm};
 use crate::memory::{self, Backing, MemoryError};
 use crate::mirrors::{Mirrors, MirrorsError};
+use crate::numa;
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
+use crate::signals::Signals;
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
-use crate::vcpu::{self, Named, Runner, SetupError, ThreadError, Threads};
+use crate::vcpu::{self, Runner, SetupError, ThreadError, Threads, VcpuDesign};
 
 /// What is made before a machine and outlives it.
 pub struct Surroundings {
@@ -79,18 +80,23 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Builds and starts a machine on `ground`, its vCPUs on the threads `named` if these are there already.
+    /// Builds and starts a machine in `vm`. `ram` is that of the machine before a reset.
     pub fn start(
-        ground: Groundwork,
-        named: Option<Named>,
+        vm: Vm,
         design: &Design<'_>,
         surroundings: &Surroundings,
+        ram: Option<GuestMemoryMmap>,
     ) -> Result<Self, MachineError> {
-        let Groundwork { vm, ram, used, functions, .. } = ground;
         let vm = Arc::new(vm);
         let (config, plan) = (design.config, design.plan);
         let payload = Image::open(config.payload.as_ref().ok_or(MachineError::NothingToRun)?)?;
         let ending = Ending::new().map_err(MachineError::Event)?;
+        let passthrough = endpoints::passes_through(design.spec);
+        let used = ram.is_some();
+        let ram = match ram {
+            Some(ram) => ram,
+            None => new_ram(design, passthrough)?,
+        };
         let mut slots = Slots::new(vm.fd(), vm.max_slots());
         for region in memory::regions(&ram) {
             // SAFETY: `ram` is kept by the machine until its vCPUs have ended.
@@ -102,8 +108,8 @@ impl Machine {
         };
         let space = AddressSpace::new(ram.clone());
         let routes = GsiTable::new(vm.fd());
-        let backends = Arc::clone(design.backends);
-        let mut factory = Factory::new(Arc::clone(&vm), ram.clone(), functions, Arc::clone(&space), routes.clone(), backends);
+        let mut factory =
+            Factory::new(Arc::clone(&vm), ram.clone(), Arc::clone(&space), routes.clone(), Arc::clone(design.backends));
         let (mut hierarchy, endpoints) = factory.build(&plan.pci, design.spec)?;
         let mut mapper = Mapper::new(slots, Arc::clone(&space));
         mapper.set_domain(factory.domain());
@@ -122,8 +128,7 @@ impl Machine {
         factory.attach_wires().map_err(MachineError::Event)?;
         hotplug::restore(&pci, &mut factory, design.added)?;
         let entry = load(&ram, used, payload, design)?;
-        let vcpus =
-            vcpu::create(&vm, config.cpus.count, design.cpuid.as_slice(), plan.map.physical_address_bits, entry.as_ref())?;
+        let vcpus = vcpu::create(&vm, &vcpu_design(design), 0..config.cpus.count, entry.as_ref())?;
         let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci)?;
         let runner = Arc::new(Runner {
             ports,
@@ -136,7 +141,7 @@ impl Machine {
                 Box::new(move |ended| ending.say(End::Vcpu(ended)))
             },
         });
-        let threads = Threads::start(vcpus, named, &runner)?;
+        let threads = Threads::start(vcpus, &runner)?;
         Ok(Self { threads, serial, ending, pci, routes, ram, slot_events, _firmware: firmware, factory })
     }
 
@@ -220,6 +225,41 @@ impl Image {
     }
 }
 
+/// What vCPUs are made from.
+fn vcpu_design<'a>(design: &Design<'a>) -> VcpuDesign<'a> {
+    VcpuDesign {
+        processors: &design.spec.processors,
+        numa: design.spec.numa.as_ref(),
+        host: design.cpuid.as_slice(),
+        address_bits: design.plan.map.physical_address_bits,
+    }
+}
+
+fn new_ram(design: &Design<'_>, passthrough: bool) -> Result<GuestMemoryMmap, MachineError> {
+    let (config, plan) = (&design.config.memory, design.plan);
+    let backing = Backing {
+        shared: config.shared,
+        huge_page: config.hugepages.map(|page| page.size().bytes()),
+        transparent_huge_pages: passthrough || config.prefault,
+    };
+    let ram = memory::create(&plan.map.ram, backing)?;
+    if let Some(numa) = &design.spec.numa {
+        memory::bind(&ram, &numa.bindings(&plan.map), backing.huge_page)?;
+    }
+    if config.prefault {
+        let cpus = std::thread::available_parallelism().map_or(1, |cpus| u16::try_from(cpus.get()).unwrap_or(u16::MAX));
+        let threads = config.prefault_threads.map_or(cpus.min(16), std::num::NonZero::get);
+        let total = config.size.bytes() >> 20;
+        let done = std::sync::atomic::AtomicU64::new(0);
+        memory::prefault(&ram, threads, &|bytes| {
+            let done = done.fetch_add(bytes >> 20, std::sync::atomic::Ordering::Relaxed) + (bytes >> 20);
+            log::info!("prefault: {done} of {total} MiB");
+            !Signals::came()
+        })?;
+    }
+    Ok(ram)
+}
+
 /// Maps the image read-only below 4 GiB and copies its end below 1 MiB, where real-mode firmware runs.
 fn map_firmware(
     slots: &mut Slots,
@@ -243,12 +283,16 @@ fn map_firmware(
 /// Puts what runs first, and the tables that it finds, into RAM; says how a kernel is entered.
 fn load(ram: &GuestMemoryMmap, used: bool, payload: Image, design: &Design<'_>) -> Result<Option<Entry>, MachineError> {
     let (config, plan) = (design.config, design.plan);
+    let started = usize::from(config.cpus.count);
+    let placements = design.spec.processors.placements().iter().enumerate();
+    let cpus: Vec<Cpu> =
+        placements.map(|(number, placement)| Cpu { apic_id: placement.apic_id, present: number < started }).collect();
     let tables = acpi::memory(&acpi::AcpiInputs {
-        cpus: u32::from(config.cpus.count),
+        cpus: &cpus,
         map: &plan.map,
         serial: true,
         root_bridges: &plan.root_bridges(),
-        nodes: &plan.nodes(config.cpus.count),
+        nodes: &numa::acpi_nodes(design.spec.numa.as_ref(), &design.spec.processors, plan),
     })?;
     for (at, bytes) in tables {
         boot::put(ram, at, &bytes)?;

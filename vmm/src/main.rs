@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
-use vmm::{ctl, demo, policy, run, serve, topology};
+use vmm::{check, ctl, demo, policy, run, serve, topology};
 
 fn main() -> ExitCode {
     let done = match cli::parse(std::env::args_os()) {
@@ -45,6 +45,13 @@ fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
             topology::run(&options, &mut io::stdout().lock())?;
             Ok(ExitCode::SUCCESS)
         }
+        Action::Check(options) => match check::run(&options, &mut io::stdout().lock()) {
+            Ok(code) => Ok(code.into()),
+            Err(error) => {
+                report(&error);
+                Ok(check::IMPOSSIBLE.into())
+            }
+        },
         Action::Demo(options) => Ok(demo::run(&options)?.into()),
     }
 }

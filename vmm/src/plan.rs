@@ -1,9 +1,9 @@
 //! Gives every part of a machine its place: RAM, ECAM, windows, buses, BARs. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use arch::memory_map::{AMD_HYPERTRANSPORT, MemoryMap, MemoryMapError, MemoryMapRequest, Range, SegmentBuses};
-use arch::x86_64::acpi::{Node, PrtEntry, RootBridge};
+use arch::x86_64::acpi::{PrtEntry, RootBridge};
 
 use pci::function::FunctionId;
 use pci::topology::{Apertures, Parent, Plan, PlanError, PlannedFunction, PlannedKind, PlannedRootComplex, Topology, Window};
@@ -82,18 +82,6 @@ impl MachinePlan {
     pub fn hot_plug_ports(&self) -> usize {
         let hot = |function: &&PlannedFunction| matches!(&function.kind, PlannedKind::Port(port) if port.spec.hotplug.is_some());
         self.pci.functions.iter().filter(hot).count()
-    }
-
-    /// Memory nodes, when a root complex names one: all RAM and all processors belong to node 0.
-    #[must_use]
-    pub fn nodes(&self, cpus: u8) -> Vec<Node> {
-        let named: BTreeSet<u32> = self.pci.root_complexes.iter().filter_map(|root| root.node).collect();
-        if named.is_empty() {
-            return Vec::new();
-        }
-        let others = named.into_iter().filter(|proximity| *proximity != 0);
-        let others = others.map(|proximity| Node { proximity, cpus: Vec::new(), memory: Vec::new() });
-        std::iter::once(Node::whole(u32::from(cpus), &self.map)).chain(others).collect()
     }
 
     fn root_bridge(&self, index: usize, uid: u32, root: &PlannedRootComplex) -> RootBridge {

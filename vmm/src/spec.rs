@@ -6,9 +6,10 @@ mod virtio;
 use std::collections::BTreeMap;
 
 use api::config::{
-    Attach, ColdPlugPort, DeviceConfig, DeviceKind, HotPlugPorts, IdPair, InterruptConfig, PcieConfig, PortConfig,
+    Attach, ColdPlugPort, DeviceConfig, DeviceKind, HotPlugPorts, IdPair, InterruptConfig, NumaConfig, PcieConfig, PortConfig,
     PortKind as PortKindConfig, StubConfig, TopologyConfig, TopologyPolicy, VmConfig,
 };
+use arch::x86_64::processors::{Processors, ProcessorsError};
 use devices::stub::{StubInterrupt, StubSpec};
 use pci::address::HostBdf;
 use pci::bar::{BarKind, BarSpec};
@@ -23,6 +24,8 @@ use thiserror::Error;
 
 use crate::cold_plug::{self, ColdPlugError, Loose};
 use crate::host::tree::HostTree;
+use crate::numa::{self, GuestNuma, NumaError};
+use crate::processors;
 use crate::replicate::{Policy, Requested, replicate};
 
 pub use virtio::Virtio;
@@ -63,6 +66,10 @@ pub struct Spec {
     pub topology: Topology,
     /// What each endpoint is.
     pub endpoints: BTreeMap<Name, Endpoint>,
+    /// Memory nodes, if the guest is to know of any.
+    pub numa: Option<GuestNuma>,
+    /// Processors, those that may come later among them.
+    pub processors: Processors,
     /// What a user should know and did not ask for.
     pub notes: Vec<String>,
 }
@@ -124,6 +131,7 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     spec.place(free, config, cold, host)?;
     spec.add_virtio(virtio::devices(config));
     spec.attach_stubs();
+    spec.place_in_nodes(config, host)?;
     spec.warn_about_cliques(host);
     Ok(spec)
 }
@@ -297,6 +305,28 @@ impl Spec {
         }
     }
 
+    /// Memory nodes and processors; root complexes get the nodes of their devices.
+    fn place_in_nodes(&mut self, config: &VmConfig, host: &Host) -> Result<(), SpecError> {
+        self.numa = numa::resolve(config, host)?;
+        self.processors = processors::processors(config, self.numa.as_ref())?;
+        match &self.numa {
+            Some(numa) => {
+                let devices = self.endpoints.iter().filter_map(|(name, endpoint)| match endpoint {
+                    Endpoint::Vfio { at, .. } => Some((name.clone(), *at)),
+                    _ => None,
+                });
+                let movable = config.topology.is_none() && config.pcie.topology != TopologyPolicy::Host;
+                let notes = numa::place_roots(&mut self.topology, numa, &host.tree, &devices.collect(), movable)?;
+                self.notes.extend(notes);
+            }
+            None if config.numa != NumaConfig::Off => {
+                self.notes.push("--numa host: no device tells its memory node, so the guest gets none".to_owned());
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
     /// NVIDIA's driver approves peer-to-peer for a set of GPUs only if every one of them has a clique.
     fn warn_about_cliques(&mut self, host: &Host) {
         let (mut with, mut without) = (Vec::new(), Vec::new());
@@ -399,6 +429,12 @@ fn stub_spec(stub: &StubConfig, clique: Option<Clique>, any_vendor: bool) -> Res
 /// A configuration that makes no machine.
 #[derive(Debug, Error)]
 pub enum SpecError {
+    /// Memory nodes.
+    #[error(transparent)]
+    Numa(#[from] NumaError),
+    /// Processors.
+    #[error(transparent)]
+    Processors(#[from] ProcessorsError),
     /// Two sources for one thing.
     #[error("--topology gives the hierarchy and --pcie topology=host asks for the host's: leave one of them out")]
     FileAndHost,

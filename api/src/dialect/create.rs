@@ -14,7 +14,7 @@ use super::small::{FsBody, VsockBody, missing, no_iommu};
 use crate::config::flags::FlagError;
 use crate::config::{
     BalloonConfig, CpuConfig, CpuTopology, FsConfig, GrowthConfig, HugePageSize, KernelConfig, MemoryConfig, MemoryError,
-    OutputConfig, Payload, RngConfig, Size, VmConfig,
+    NumaConfig, NumaFlag, OutputConfig, Payload, RngConfig, Size, VmConfig,
 };
 use crate::error::ApiError;
 
@@ -194,10 +194,26 @@ pub fn create(body: &[u8], base: &VmConfig, notes: &Notes) -> Result<VmConfig, A
         config.debug_console = on.then(|| output("debug_console", Some(console))).transpose()?;
     }
     config.watchdog = body.watchdog.unwrap_or_default();
+    if let Some(numa) = body.numa.filter(|numa| !numa.is_empty()) {
+        config.numa = memory_nodes(numa)?;
+    }
     if let Some(pcie) = body.banyan {
         config.pcie = pcie.parse().map_err(|error: FlagError| bad(WHAT, &error.to_string()))?;
     }
     Ok(config)
+}
+
+/// Banyan's texts, as `--numa` takes them; the dialect's own objects name memory zones, which Banyan does not have.
+fn memory_nodes(body: Vec<Value>) -> Result<NumaConfig, ApiError> {
+    let flag = |node| match node {
+        Value::String(text) => text.parse().map_err(|error: FlagError| bad(WHAT, &error.to_string())),
+        _ => {
+            let why = "write each node as a text such as `id=0,cpus=0-3,memory=2G,host-node=0`, or `host` alone";
+            Err(refused(WHAT, "numa", why))
+        }
+    };
+    let flags = body.into_iter().map(flag).collect::<Result<Vec<NumaFlag>, _>>()?;
+    NumaConfig::new(flags).map_err(|error| bad(WHAT, &format!("numa: {error}")))
 }
 
 fn list<B, C>(bodies: Option<Vec<B>>, config: impl Fn(B) -> Result<C, ApiError>) -> Result<Vec<C>, ApiError> {
@@ -207,7 +223,7 @@ fn list<B, C>(bodies: Option<Vec<B>>, config: impl Fn(B) -> Result<C, ApiError>)
 impl Body {
     fn refuse_unsupported(&self, notes: &Notes) -> Result<(), ApiError> {
         no_iommu(WHAT, "iommu", self.iommu)?;
-        let lists = [("pmem", &self.pmem), ("user_devices", &self.user_devices), ("vdpa", &self.vdpa), ("numa", &self.numa)];
+        let lists = [("pmem", &self.pmem), ("user_devices", &self.user_devices), ("vdpa", &self.vdpa)];
         for (key, list) in lists {
             if list.as_ref().is_some_and(|list| !list.is_empty()) {
                 return Err(refused(WHAT, key, "it is not supported"));

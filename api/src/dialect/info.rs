@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{disk, net};
-use crate::config::{DeviceConfig, DeviceKind, HugePageSize, OutputConfig, Payload, VmConfig};
+use crate::config::{DeviceConfig, DeviceKind, HugePageSize, NumaConfig, OutputConfig, Payload, VmConfig};
 use crate::info::{DeviceInfo, Phase, Progress, VmInfo};
 
 /// What is said of the width of addresses where it was not asked for: the dialect's own default.
@@ -66,6 +66,7 @@ fn config(config: &VmConfig) -> Value {
     let mut put = |key: &str, value: Option<Value>| disk::put(&mut map, key, value);
     put("cpus", Some(cpus(config)));
     put("memory", Some(memory(config)));
+    put("numa", (config.numa != NumaConfig::Off).then(|| config.numa.texts().into()));
     put("payload", config.payload.as_ref().map(payload));
     put("disks", Some(config.disks.iter().map(disk::write).collect()));
     put("net", Some(config.nets.iter().map(net::write).collect()));

@@ -331,3 +331,20 @@ fn info_tells_phase_progress_and_places() {
         assert_eq!(vm_info(&info)["state"], state);
     }
 }
+
+#[test]
+fn memory_nodes_are_given_and_shown_as_texts() {
+    let texts = json!(["id=0,cpus=0,memory=256M,host-node=1,distance=[1:20]", "id=1,memory=256M"]);
+    let config = created_from(json!({ "numa": texts })).unwrap();
+    assert_eq!(json!(config.numa.texts()), texts);
+    let info = VmInfo { config, phase: Phase::Created, progress: None, memory: 0, devices: Vec::new() };
+    assert_eq!(vm_info(&info)["config"]["numa"], texts);
+    for (numa, part) in [
+        (json!([{"guest_numa_id": 0}]), "write each node as a text"),
+        (json!(["id=0", "id=0"]), "memory node 0 is given twice"),
+        (json!(["host", "id=0"]), "give it alone"),
+    ] {
+        let text = refused_text(json!({ "numa": numa }));
+        assert!(text.contains(part), "{text}");
+    }
+}

@@ -4,8 +4,8 @@
 
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
-/// The most processors a machine has: 8-bit APIC ids 0 to 254, of which 255 is the broadcast address.
-pub const VCPU_MAX: u32 = 255;
+use super::processors::Placement;
+
 /// Physical address width where a processor does not say (AMD APM volume 3, E.4.7).
 const ADDRESS_BITS_DEFAULT: u8 = 36;
 /// The leaf with KVM's signature.
@@ -16,10 +16,8 @@ const SIGNATURE: [u32; 3] = [0x4B4D_564B, 0x564B_4D56, 0x0000_004D];
 /// Which processor it is, and of what machine.
 #[derive(Clone, Copy, Debug)]
 pub struct VcpuIdentity {
-    /// Its local APIC id: its number, from 0.
-    pub apic_id: u32,
-    /// How many processors the machine has: one socket of so many cores.
-    pub count: u32,
+    /// Its place among all processors.
+    pub place: Placement,
     /// The guest's physical address width in bits, `None` for the host's.
     pub physical_address_bits: Option<u8>,
     /// Whether the local APIC timer has TSC deadline mode (`KVM_CAP_TSC_DEADLINE_TIMER`). `KVM_GET_SUPPORTED_CPUID`
@@ -31,7 +29,7 @@ pub struct VcpuIdentity {
 /// guests find the KVM signature.
 #[must_use]
 pub fn filter(host: &[kvm_cpuid_entry2], vcpu: &VcpuIdentity) -> Vec<kvm_cpuid_entry2> {
-    let topology = Topology { apic_id: vcpu.apic_id, count: vcpu.count.max(1) };
+    let topology = Topology(vcpu.place);
     let amd = is_amd(host);
     let mut leaves = Vec::with_capacity(host.len() + 4);
     for entry in host {
@@ -72,80 +70,80 @@ pub fn has_kvm_signature(entries: &[kvm_cpuid_entry2]) -> bool {
 }
 
 fn adjusted(mut entry: kvm_cpuid_entry2, vcpu: &VcpuIdentity, topology: Topology, amd: bool) -> kvm_cpuid_entry2 {
+    let Topology(place) = topology;
+    let several = u32::from(place.in_package > 1);
     match entry.function {
         0x1 => {
-            entry.ebx = set_field(entry.ebx, 24, 8, topology.apic_id);
-            entry.ebx = set_field(entry.ebx, 16, 8, topology.count.min(255));
+            entry.ebx = set_field(entry.ebx, 24, 8, place.apic_id);
+            entry.ebx = set_field(entry.ebx, 16, 8, place.in_package.min(255));
             entry.ecx = set_field(entry.ecx, 31, 1, 1); // a hypervisor is present
             entry.ecx = set_field(entry.ecx, 24, 1, u32::from(vcpu.tsc_deadline));
             entry.ecx = set_field(entry.ecx, 21, 1, 1); // x2APIC, which KVM emulates on any host
-            entry.edx = set_field(entry.edx, 28, 1, u32::from(topology.count > 1)); // the count above is valid
+            entry.edx = set_field(entry.edx, 28, 1, several); // the count above is valid
         }
         0x4 if cache_level(&entry) > 0 => {
             entry.eax = set_field(entry.eax, 14, 12, topology.sharers(&entry) - 1);
-            entry.eax = set_field(entry.eax, 26, 6, (topology.ids() - 1).min(63));
+            entry.eax = set_field(entry.eax, 26, 6, ((1 << (place.package_shift - place.core_shift)) - 1).min(63));
         }
-        0x8000_0001 if amd => entry.ecx = set_field(entry.ecx, 1, 1, u32::from(topology.count > 1)),
+        0x8000_0001 if amd => entry.ecx = set_field(entry.ecx, 1, 1, several),
         0x8000_0008 => {
             if let Some(bits) = vcpu.physical_address_bits {
                 entry.eax = set_field(entry.eax, 0, 8, u32::from(bits));
             }
             if amd {
-                entry.ecx = set_field(entry.ecx, 0, 8, (topology.count - 1).min(255));
-                entry.ecx = set_field(entry.ecx, 12, 4, topology.id_bits());
+                entry.ecx = set_field(entry.ecx, 0, 8, (place.in_package - 1).min(255));
+                entry.ecx = set_field(entry.ecx, 12, 4, place.package_shift);
             }
         }
         0x8000_001D if cache_level(&entry) > 0 => {
             entry.eax = set_field(entry.eax, 14, 12, topology.sharers(&entry) - 1);
         }
         0x8000_001E => {
-            entry.eax = topology.apic_id;
-            entry.ebx = topology.apic_id & 0xFF; // core id; one thread per core
-            entry.ecx = 0; // one node
+            entry.eax = place.apic_id;
+            let core = place.apic_id >> place.core_shift & 0xFF;
+            entry.ebx = set_field(core, 8, 8, (1 << place.core_shift) - 1); // threads of a core, less one
+            entry.ecx = place.package & 0xFF; // node, one in each package
         }
         _ => {}
     }
     entry
 }
 
-/// One socket of `count` cores with one thread each.
+/// A processor's place, as leaves show it.
 #[derive(Clone, Copy)]
-struct Topology {
-    apic_id: u32,
-    count: u32,
-}
+struct Topology(Placement);
 
 impl Topology {
-    /// How many APIC ids the socket takes: a power of two.
-    fn ids(self) -> u32 {
-        self.count.next_power_of_two()
-    }
-
-    /// How many bits of an APIC id number the cores of the socket.
-    fn id_bits(self) -> u32 {
-        self.ids().trailing_zeros()
-    }
-
-    /// How many APIC ids share a cache: all of them from level 3 on.
+    /// How many APIC ids share a cache: those of a core, from level 3 on those of a die.
     fn sharers(self, cache: &kvm_cpuid_entry2) -> u32 {
-        if cache_level(cache) >= 3 { self.ids() } else { 1 }
+        1 << if cache_level(cache) >= 3 { self.0.die_shift } else { self.0.core_shift }
     }
 
-    /// Leaf 0xB or 0x1F: threads of a core, cores of the socket, end.
-    fn levels(self, function: u32) -> [kvm_cpuid_entry2; 3] {
+    /// Leaf 0xB or 0x1F: threads of a core, cores of the package or, in leaf 0x1F, of a die, dies of the package, end.
+    fn levels(self, function: u32) -> Vec<kvm_cpuid_entry2> {
         const THREADS: u32 = 1;
         const CORES: u32 = 2;
-        let level = |index: u32, kind: u32, shift: u32, processors: u32| kvm_cpuid_entry2 {
+        const DIES: u32 = 5;
+        let Self(place) = self;
+        let mut levels = vec![(THREADS, place.core_shift, place.in_core)];
+        if function == 0x1F && place.die_shift != place.package_shift {
+            levels.push((CORES, place.die_shift, place.in_die));
+            levels.push((DIES, place.package_shift, place.in_package));
+        } else {
+            levels.push((CORES, place.package_shift, place.in_package));
+        }
+        levels.push((0, 0, 0));
+        let level = |(index, (kind, shift, processors)): (u32, (u32, u32, u32))| kvm_cpuid_entry2 {
             function,
             index,
             flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
             eax: shift,
             ebx: processors,
             ecx: kind << 8 | index,
-            edx: self.apic_id,
+            edx: place.apic_id,
             ..Default::default()
         };
-        [level(0, THREADS, 0, 1), level(1, CORES, self.id_bits(), self.count), level(2, 0, 0, 0)]
+        (0u32..).zip(levels).map(level).collect()
     }
 }
 

@@ -11,6 +11,7 @@ pub mod initrd;
 pub mod layout;
 pub mod msrs;
 pub mod paging;
+pub mod processors;
 pub mod pvh;
 pub mod regs;
 pub mod reset_vector;

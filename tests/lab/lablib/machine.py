@@ -51,7 +51,7 @@ def qemu_command(scenario, kernel, initramfs, disks, console):
     words += ["-device", "intel-iommu,intremap=on,caching-mode=on,aw-bits=48"]
     for name, path in disks.items():
         words += ["-drive", f"if=none,id={name},file={path},format=raw"]
-    for flag, values in (("-object", scenario.objects), ("-netdev", scenario.networks), ("-device", scenario.devices)):
+    for flag, values in (("-object", scenario.objects), ("-numa", scenario.numa), ("-netdev", scenario.networks), ("-device", scenario.devices)):
         for value in values:
             words += [flag, value]
     return words

@@ -53,6 +53,7 @@ class Scenario:
     disks: dict = field(default_factory=dict)
     files: tuple = ()
     modules: tuple = ()
+    numa: tuple = ()
     sriov: dict = field(default_factory=dict)
     bind: tuple = ()
     script: str = ""

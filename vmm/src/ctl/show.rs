@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 use api::config::Size;
 use serde_json::Value;
 
+use crate::table::table;
+
 /// The reply to a call of `name`, with a newline at its end.
 pub(super) fn reply(name: &str, reply: &Value) -> String {
     match name {
@@ -101,21 +103,4 @@ fn counters(counters: &Value) -> String {
         counts.into_iter().map(|(name, count)| vec![part.clone(), name, word(&count)]).collect::<Vec<_>>()
     });
     table(&["PART", "COUNTER", "COUNT"], rows)
-}
-
-/// Columns as wide as their widest value; no blanks at the end of a line.
-fn table(titles: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let mut lines = vec![titles.iter().map(|&title| title.to_owned()).collect::<Vec<_>>()];
-    // What the other side sends does not break the table or the terminal.
-    lines.extend(rows.map(|row| row.iter().map(|word| word.replace(char::is_control, "?")).collect()));
-    let width = |column: usize| lines.iter().filter_map(|line| line.get(column)).map(|word| word.chars().count()).max();
-    let widths: Vec<_> = (0..titles.len()).map(|column| width(column).unwrap_or(0)).collect();
-    lines.iter().fold(String::new(), |mut text, line| {
-        let line = line.iter().zip(&widths).fold(String::new(), |mut text, (word, width)| {
-            let _ = write!(text, "{word:<width$}  ");
-            text
-        });
-        let _ = writeln!(text, "{}", line.trim_end());
-        text
-    })
 }

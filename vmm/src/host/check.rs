@@ -45,47 +45,70 @@ impl fmt::Display for CheckWarning {
 
 /// Checks that `wanted` are different endpoints that the host has.
 pub fn check_present(tree: &HostTree, wanted: &[Wanted]) -> Result<(), CheckError> {
-    for (index, device) in wanted.iter().enumerate() {
-        if let Some(first) = wanted.iter().take(index).find(|other| other.at == device.at) {
-            return Err(CheckError::Twice { first: first.name.clone(), second: device.name.clone(), at: device.at });
-        }
-    }
-    for device in wanted {
-        let (name, at) = (device.name.clone(), device.at);
-        let node = tree.get(at).ok_or_else(|| CheckError::Absent { name: name.clone(), at })?;
-        if node.kind != HostKind::Endpoint || node.ids.class.is_topology_bridge() {
-            return Err(CheckError::Bridge { name, at });
-        }
-    }
-    Ok(())
+    wanted.iter().enumerate().try_for_each(|(index, device)| is_new(wanted, index, device))?;
+    wanted.iter().try_for_each(|device| endpoint(tree, device).map(drop))
 }
 
 /// Checks whether the host can give `wanted` to a guest; returns what is worth a warning.
 pub fn check(tree: &HostTree, wanted: &[Wanted]) -> Result<Vec<CheckWarning>, CheckError> {
     check_present(tree, wanted)?;
+    wanted.iter().try_for_each(|device| check_free(tree, device))?;
+    Ok(warnings(tree, wanted))
+}
+
+/// Everything that keeps the host from giving `wanted` to a guest, at most one reason for each device.
+#[must_use]
+pub fn faults(tree: &HostTree, wanted: &[Wanted]) -> Vec<CheckError> {
+    let all = wanted.iter().enumerate();
+    all.filter_map(|(index, device)| is_new(wanted, index, device).and_then(|()| check_free(tree, device)).err()).collect()
+}
+
+/// What is worth a warning, once for each group.
+#[must_use]
+pub fn warnings(tree: &HostTree, wanted: &[Wanted]) -> Vec<CheckWarning> {
     let mut warnings = Vec::new();
     for device in wanted {
-        let (name, at) = (device.name.clone(), device.at);
-        let node = tree.get(at).ok_or_else(|| CheckError::Absent { name: name.clone(), at })?;
-        let Some(group) = node.group else {
-            return Err(CheckError::NoGroup { name, at });
-        };
-        if !node.driver.as_deref().is_some_and(is_vfio) {
-            return Err(CheckError::Driver { name, at, driver: node.driver.clone() });
-        }
-        let offenders = Members::of(tree.group(group).filter(|member| !leaves_group_viable(member)));
-        if !offenders.is_empty() {
-            return Err(CheckError::GroupNotViable { name, group, offenders });
-        }
+        let Some(group) = tree.get(device.at).and_then(|node| node.group) else { continue };
         let is_wanted = |member: &&HostNode| wanted.iter().any(|device| device.at == member.at);
-        let others = tree.group(group).filter(|member| !is_bridge(member) && !is_wanted(member));
-        let others = Members::of(others);
+        let others = Members::of(tree.group(group).filter(|member| !is_bridge(member) && !is_wanted(member)));
         let told = warnings.iter().any(|CheckWarning::PartialGroup { group: told, .. }| *told == group);
         if !others.is_empty() && !told {
-            warnings.push(CheckWarning::PartialGroup { name, group, others });
+            warnings.push(CheckWarning::PartialGroup { name: device.name.clone(), group, others });
         }
     }
-    Ok(warnings)
+    warnings
+}
+
+fn is_new(wanted: &[Wanted], index: usize, device: &Wanted) -> Result<(), CheckError> {
+    match wanted.iter().take(index).find(|other| other.at == device.at) {
+        Some(first) => Err(CheckError::Twice { first: first.name.clone(), second: device.name.clone(), at: device.at }),
+        None => Ok(()),
+    }
+}
+
+fn endpoint<'a>(tree: &'a HostTree, device: &Wanted) -> Result<&'a HostNode, CheckError> {
+    let (name, at) = (device.name.clone(), device.at);
+    match tree.get(at) {
+        None => Err(CheckError::Absent { name, at }),
+        Some(node) if node.kind != HostKind::Endpoint || node.ids.class.is_topology_bridge() => {
+            Err(CheckError::Bridge { name, at })
+        }
+        Some(node) => Ok(node),
+    }
+}
+
+/// Whether VFIO has the device and its group.
+fn check_free(tree: &HostTree, device: &Wanted) -> Result<(), CheckError> {
+    let node = endpoint(tree, device)?;
+    let (name, at) = (device.name.clone(), device.at);
+    let Some(group) = node.group else {
+        return Err(CheckError::NoGroup { name, at });
+    };
+    if !node.driver.as_deref().is_some_and(is_vfio) {
+        return Err(CheckError::Driver { name, at, driver: node.driver.clone() });
+    }
+    let offenders = Members::of(tree.group(group).filter(|member| !leaves_group_viable(member)));
+    if offenders.is_empty() { Ok(()) } else { Err(CheckError::GroupNotViable { name, group, offenders }) }
 }
 
 /// Members of `group` that a user who passes through the whole group would pass through: all but host bridges and
@@ -102,8 +125,9 @@ pub fn check_memlock(limit: Option<u64>, needed: u64, capable: bool) -> Result<(
     }
 }
 
-/// vfio-pci and its variants for certain devices, such as mlx5_vfio_pci and nvgrace-gpu-vfio-pci.
-fn is_vfio(driver: &str) -> bool {
+/// Whether this is vfio-pci or a variant for certain devices, such as mlx5_vfio_pci and nvgrace-gpu-vfio-pci.
+#[must_use]
+pub fn is_vfio(driver: &str) -> bool {
     driver.ends_with("vfio-pci") || driver.ends_with("vfio_pci")
 }
 

@@ -45,7 +45,8 @@ fn look_below(sysfs: &Path, config: &VmConfig) -> Result<Host, HostError> {
     Ok(host(tree, wanted))
 }
 
-fn wanted(config: &VmConfig) -> Result<Vec<Wanted>, HostError> {
+/// The host functions that a configuration names, in its order. Whether they exist is not looked at.
+pub fn wanted(config: &VmConfig) -> Result<Vec<Wanted>, HostError> {
     let mut wanted = Vec::new();
     for (name, device) in spec::names(config) {
         if let DeviceKind::Vfio(vfio) = &device.kind {

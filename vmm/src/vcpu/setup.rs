@@ -1,55 +1,66 @@
 //! Creates vCPUs and gives them their first state: CPUID, model-specific registers, and the entry of the first one.
 
 use std::io;
+use std::ops::Range;
 
+use api::config::CpuList;
 use arch::x86_64::cpuid::{self, VcpuIdentity};
 use arch::x86_64::msrs;
+use arch::x86_64::processors::Processors;
 use arch::x86_64::regs::Entry;
 use kvm_bindings::{CpuId, Msrs, kvm_cpuid_entry2};
 use kvm_ioctls::VcpuFd;
 use thiserror::Error;
 
 use crate::kvm::{KvmError, Vm};
+use crate::numa::GuestNuma;
 
 /// A vCPU before its thread runs it.
 pub struct Vcpu {
-    /// Its number and APIC id.
+    /// Its number.
     pub id: u8,
     /// The kernel's side.
     pub fd: VcpuFd,
+    /// The host processors that its thread keeps to; `None` for all.
+    pub pinned: Option<CpuList>,
 }
 
-/// Creates vCPUs 0 to `count` - 1. The first one starts at `entry`, or at the reset vector when there is none; the others
+/// What vCPUs are made from.
+#[derive(Clone, Copy)]
+pub struct VcpuDesign<'a> {
+    /// Where each is.
+    pub processors: &'a Processors,
+    /// Which node's processors they keep to.
+    pub numa: Option<&'a GuestNuma>,
+    /// CPUID of the host.
+    pub host: &'a [kvm_cpuid_entry2],
+    /// Width of physical addresses.
+    pub address_bits: u8,
+}
+
+/// Creates the vCPUs with numbers `ids`. Number 0 starts at `entry`, or at the reset vector when there is none; the others
 /// wait to be started by it. Memory slots and the interrupt controller come before.
-pub fn create(
-    vm: &Vm,
-    count: u8,
-    host: &[kvm_cpuid_entry2],
-    address_bits: u8,
-    entry: Option<&Entry>,
-) -> Result<Vec<Vcpu>, SetupError> {
-    (0..count)
-        .map(|id| {
-            let fd = vm.create_vcpu(id)?;
-            let identity = VcpuIdentity {
-                apic_id: u32::from(id),
-                count: u32::from(count),
-                physical_address_bits: Some(address_bits),
-                tsc_deadline: true,
-            };
-            let step = |what| move |error: kvm_ioctls::Error| SetupError::Step { id, what, source: error.into() };
-            let shown = CpuId::from_entries(&cpuid::filter(host, &identity)).map_err(|_| SetupError::Cpuid { id })?;
-            fd.set_cpuid2(&shown).map_err(step("set its CPUID"))?;
-            set_msrs(&fd, id)?;
-            if let (0, Some(entry)) = (id, entry) {
-                let mut sregs = fd.get_sregs().map_err(step("read its special registers"))?;
-                entry.apply(&mut sregs);
-                fd.set_sregs(&sregs).map_err(step("set its special registers"))?;
-                fd.set_regs(&entry.regs).map_err(step("set its registers"))?;
-            }
-            Ok(Vcpu { id, fd })
-        })
-        .collect()
+pub fn create(vm: &Vm, design: &VcpuDesign<'_>, ids: Range<u8>, entry: Option<&Entry>) -> Result<Vec<Vcpu>, SetupError> {
+    ids.map(|id| {
+        let place = *design.processors.placements().get(usize::from(id)).ok_or(SetupError::NoPlace { id })?;
+        // KVM takes the number for the initial APIC id.
+        let number = u8::try_from(place.apic_id).map_err(|_| SetupError::NoPlace { id })?;
+        let fd = vm.create_vcpu(number)?;
+        let identity = VcpuIdentity { place, physical_address_bits: Some(design.address_bits), tsc_deadline: true };
+        let step = |what| move |error: kvm_ioctls::Error| SetupError::Step { id, what, source: error.into() };
+        let shown = CpuId::from_entries(&cpuid::filter(design.host, &identity)).map_err(|_| SetupError::Cpuid { id })?;
+        fd.set_cpuid2(&shown).map_err(step("set its CPUID"))?;
+        set_msrs(&fd, id)?;
+        if let (0, Some(entry)) = (id, entry) {
+            let mut sregs = fd.get_sregs().map_err(step("read its special registers"))?;
+            entry.apply(&mut sregs);
+            fd.set_sregs(&sregs).map_err(step("set its special registers"))?;
+            fd.set_regs(&entry.regs).map_err(step("set its registers"))?;
+        }
+        let pinned = design.numa.and_then(|numa| numa.pinned_to(id.into())).cloned();
+        Ok(Vcpu { id, fd, pinned })
+    })
+    .collect()
 }
 
 /// Hosts differ in the registers that they let a guest have; one that is refused keeps its reset value.
@@ -74,6 +85,12 @@ pub enum SetupError {
     /// It cannot be created.
     #[error(transparent)]
     Create(#[from] KvmError),
+    /// A number that the machine has no place for.
+    #[error("there is no place for vCPU {id}")]
+    NoPlace {
+        /// Its number.
+        id: u8,
+    },
     /// The host shows more leaves than KVM takes.
     #[error("the CPUID of vCPU {id} has too many leaves")]
     Cpuid {

@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use thiserror::Error;
 use vm_device::device_manager::IoManager;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
@@ -62,19 +62,23 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Starts one thread for each vCPU, or has the threads `named` run them.
-    pub fn start(vcpus: Vec<Vcpu>, named: Option<Named>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
+    /// Starts one thread for each vCPU.
+    pub fn start(vcpus: Vec<Vcpu>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
         register_signal_handler(SIGRTMIN(), ignore).map_err(|error| ThreadError::Signal { source: error.into() })?;
-        let named = match named {
-            Some(named) => named,
-            None => Named::new(vcpus.iter().map(|vcpu| vcpu.id))?,
-        };
         let mut started =
             Self { stop: Arc::clone(&runner.stop), gate: Arc::clone(&runner.gate), threads: Vec::new(), counters: Vec::new() };
-        for (vcpu, (thread, start)) in vcpus.into_iter().zip(named.0) {
+        for mut vcpu in vcpus {
             let counters = Arc::new(Counters::default());
-            // A thread that waits for its vCPU takes it.
-            let _ = start.send(Work { vcpu, counters: Arc::clone(&counters), runner: Arc::clone(runner) });
+            let id = vcpu.id;
+            let (mine, runner) = (Arc::clone(&counters), Arc::clone(runner));
+            let thread = thread::Builder::new()
+                .name(format!("vcpu{id}"))
+                .stack_size(STACK)
+                .spawn(move || {
+                    pin(&vcpu);
+                    runner.run(&mut vcpu, &mine);
+                })
+                .map_err(|source| ThreadError::Start { id, source })?;
             started.threads.push(thread);
             started.counters.push(counters);
         }
@@ -130,35 +134,20 @@ impl Drop for Threads {
     }
 }
 
-/// Threads that have their names and wait for their vCPUs: others look for them before memory is there. They end when this is
-/// dropped.
-pub struct Named(Vec<(JoinHandle<()>, Sender<Work>)>);
-
-struct Work {
-    vcpu: Vcpu,
-    counters: Arc<Counters>,
-    runner: Arc<Runner>,
-}
-
-impl Named {
-    /// A thread for each of these vCPUs.
-    pub fn new(ids: impl IntoIterator<Item = u8>) -> Result<Self, ThreadError> {
-        let thread = |id| {
-            let (start, work) = mpsc::channel::<Work>();
-            let run = move || {
-                if let Ok(Work { mut vcpu, counters, runner }) = work.recv() {
-                    runner.run(&mut vcpu, &counters);
-                }
-            };
-            let thread = thread::Builder::new().name(format!("vcpu{id}")).stack_size(STACK).spawn(run);
-            Ok((thread.map_err(|source| ThreadError::Start { id, source })?, start))
-        };
-        ids.into_iter().map(thread).collect::<Result<_, _>>().map(Self)
-    }
-}
-
 /// Dispatching an exit needs little; 255 threads shall not reserve more than they use.
 const STACK: usize = 256 << 10;
+
+/// Keeps this thread to the processors of the vCPU's node. Where that is not allowed, the guest is slower, not wrong.
+fn pin(vcpu: &Vcpu) {
+    let Some(cpus) = &vcpu.pinned else { return };
+    let mut set = CpuSet::new();
+    for cpu in cpus.iter().filter_map(|cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < CpuSet::MAX_CPU) {
+        set.set(cpu);
+    }
+    if let Err(error) = sched_setaffinity(None, &set) {
+        log::warn!("vCPU {} may run anywhere: this process may not use the host's CPUs {cpus} ({error})", vcpu.id);
+    }
+}
 
 extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 

@@ -4,30 +4,35 @@ use acpi_tables::sdt::Sdt;
 
 use crate::memory_map::{IO_APIC, LOCAL_APIC};
 
+use super::Cpu;
+
 const REVISION: u8 = 5;
 /// APIC ids from here on do not fit the short structure; 255 itself is the broadcast address.
 const FIRST_LONG_ID: u32 = 255;
 const ENABLED: u32 = 1;
+/// It can come later (ACPI 6.5 table 5.23).
+const ONLINE_CAPABLE: u32 = 1 << 1;
 /// The only I/O APIC; ids of local and I/O APICs are apart on every processor since the Pentium 4.
 const IO_APIC_ID: u8 = 0;
 
-/// The table for APIC ids `0..cpus`, which are the processors' UIDs as well. It says nothing of an 8259 and overrides no
-/// ISA interrupt: ISA interrupt N is GSI N, edge-triggered and active high.
-pub(super) fn madt(cpus: u32) -> Sdt {
-    let mut body = Vec::with_capacity(8 * (cpus as usize) + 64);
+/// The table. A processor's UID is its place in the list. It says nothing of an 8259 and overrides no ISA interrupt: ISA
+/// interrupt N is GSI N, edge-triggered and active high.
+pub(super) fn madt(cpus: &[Cpu]) -> Sdt {
+    let mut body = Vec::with_capacity(8 * cpus.len() + 64);
     body.extend(low_dword(LOCAL_APIC.start));
     body.extend(0u32.to_le_bytes()); // no 8259
-    for id in 0..cpus {
-        match u8::try_from(id) {
-            Ok(short) if id < FIRST_LONG_ID => {
-                body.extend([0, 8, short, short]);
-                body.extend(ENABLED.to_le_bytes());
+    for (uid, cpu) in (0u32..).zip(cpus) {
+        let flags = if cpu.present { ENABLED } else { ONLINE_CAPABLE };
+        match (u8::try_from(cpu.apic_id), u8::try_from(uid)) {
+            (Ok(short), Ok(uid)) if cpu.apic_id < FIRST_LONG_ID => {
+                body.extend([0, 8, uid, short]);
+                body.extend(flags.to_le_bytes());
             }
             _ => {
                 body.extend([9, 16, 0, 0]);
-                body.extend(id.to_le_bytes());
-                body.extend(ENABLED.to_le_bytes());
-                body.extend(id.to_le_bytes());
+                for field in [cpu.apic_id, flags, uid] {
+                    body.extend(field.to_le_bytes());
+                }
             }
         }
     }

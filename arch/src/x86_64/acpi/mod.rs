@@ -15,6 +15,7 @@ mod dsdt;
 mod fadt;
 mod madt;
 mod pci_root;
+mod slit;
 mod srat;
 
 const OEM_ID: [u8; 6] = *b"BANYAN";
@@ -26,8 +27,8 @@ const ALIGNMENT: usize = 16;
 /// What the tables describe.
 #[derive(Clone, Copy, Debug)]
 pub struct AcpiInputs<'a> {
-    /// Number of processors; their APIC ids are 0 and up.
-    pub cpus: u32,
+    /// Processors; their place in the list is their UID.
+    pub cpus: &'a [Cpu],
     /// Addresses; its ECAM list makes MCFG and the reservation of ECAM.
     pub map: &'a MemoryMap,
     /// Whether the serial line at COM1 exists.
@@ -82,23 +83,28 @@ impl PrtEntry {
     }
 }
 
+/// One processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// Its APIC id.
+    pub apic_id: u32,
+    /// Whether it is there from the start; otherwise it may come later.
+    pub present: bool,
+}
+
 /// One memory node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Node {
     /// Its number: the proximity domain that processors, memory and root bridges share.
     pub proximity: u32,
-    /// Processors of the node.
+    /// APIC ids of its processors, those that may come later among them.
     pub cpus: Vec<u32>,
     /// RAM of the node.
     pub memory: Vec<Range>,
-}
-
-impl Node {
-    /// Node 0 with all processors and all RAM.
-    #[must_use]
-    pub fn whole(cpus: u32, map: &MemoryMap) -> Node {
-        Node { proximity: 0, cpus: (0..cpus).collect(), memory: map.ram.clone() }
-    }
+    /// Where RAM of the node may come later.
+    pub hot_plug: Vec<Range>,
+    /// How far each node is, in the order of the nodes; empty if that is not known. Known for all, there is a SLIT.
+    pub distances: Vec<u8>,
 }
 
 /// The tables.
@@ -134,6 +140,9 @@ pub fn tables(inputs: &AcpiInputs<'_>, at: u64) -> AcpiTables {
     }
     if !inputs.nodes.is_empty() {
         listed.push(blob.push(&srat::srat(inputs.nodes, inputs.root_bridges)));
+    }
+    if let Some(slit) = slit::slit(inputs.nodes) {
+        listed.push(blob.push(&slit));
     }
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     for table in listed {

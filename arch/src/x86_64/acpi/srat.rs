@@ -8,6 +8,8 @@ use super::{Node, RootBridge};
 
 const REVISION: u8 = 3;
 const ENABLED: u32 = 1;
+/// Memory that may come later (ACPI 6.5 table 5.60).
+const HOT_PLUGGABLE: u32 = 1 << 1;
 /// APIC ids from here on do not fit the short structure.
 const FIRST_LONG_ID: u32 = 255;
 
@@ -22,7 +24,10 @@ pub(super) fn srat(nodes: &[Node], root_bridges: &[RootBridge]) -> Sdt {
             processor(&mut body, node.proximity, cpu);
         }
         for memory in &node.memory {
-            self::memory(&mut body, node.proximity, memory);
+            self::memory(&mut body, node.proximity, memory, ENABLED);
+        }
+        for memory in &node.hot_plug {
+            self::memory(&mut body, node.proximity, memory, ENABLED | HOT_PLUGGABLE);
         }
         if node.cpus.is_empty() && node.memory.is_empty() {
             let bridge = root_bridges.iter().find(|bridge| bridge.proximity == Some(node.proximity));
@@ -53,14 +58,14 @@ fn processor(body: &mut Vec<u8>, proximity: u32, apic_id: u32) {
     }
 }
 
-fn memory(body: &mut Vec<u8>, proximity: u32, memory: &Range) {
+fn memory(body: &mut Vec<u8>, proximity: u32, memory: &Range, flags: u32) {
     body.extend([1, 40]);
     body.extend(proximity.to_le_bytes());
     body.extend([0, 0]);
     body.extend(memory.start.to_le_bytes());
     body.extend(memory.len().to_le_bytes());
     body.extend(0u32.to_le_bytes());
-    body.extend(ENABLED.to_le_bytes());
+    body.extend(flags.to_le_bytes());
     body.extend(0u64.to_le_bytes());
 }
 

@@ -29,6 +29,10 @@ fn bridge(uid: u32, segment: u16, buses: RangeInclusive<u8>) -> RootBridge {
     }
 }
 
+fn node(proximity: u32, cpus: &[u32], memory: &[Range]) -> Node {
+    Node { proximity, cpus: cpus.to_vec(), memory: memory.to_vec(), hot_plug: Vec::new(), distances: Vec::new() }
+}
+
 /// The tables of a machine, found as an operating system finds them: from the root pointer on.
 struct Found {
     tables: Vec<Vec<u8>>,
@@ -88,15 +92,19 @@ fn structures(table: &[u8], at: usize) -> Vec<(u8, &[u8])> {
     found
 }
 
-fn build(cpus: u32, map: &MemoryMap, root_bridges: &[RootBridge], nodes: &[Node]) -> Found {
-    let inputs = AcpiInputs { cpus, map, serial: true, root_bridges, nodes };
+fn cpus(count: u32) -> Vec<Cpu> {
+    (0..count).map(|apic_id| Cpu { apic_id, present: true }).collect()
+}
+
+fn build(count: u32, map: &MemoryMap, root_bridges: &[RootBridge], nodes: &[Node]) -> Found {
+    let inputs = AcpiInputs { cpus: &cpus(count), map, serial: true, root_bridges, nodes };
     Found::new(&tables(&inputs, AT), AT)
 }
 
 #[test]
 fn all_tables_are_found_from_the_root_pointer() {
     let map = map(GIB, &[(0, 3)]);
-    let nodes = [Node::whole(2, &map)];
+    let nodes = [node(0, &[0, 1], &map.ram)];
     let found = build(2, &map, &[bridge(0, 0, 0..=3)], &nodes);
     for signature in [b"FACP", b"APIC", b"MCFG", b"SRAT", b"DSDT"] {
         assert!(found.get(signature).is_some(), "{signature:?}");
@@ -158,9 +166,9 @@ fn madt_lists_every_processor_once_and_one_io_apic() {
 fn srat_gives_each_processor_and_each_piece_of_ram_its_node() {
     let map = map(8 * GIB, &[(0, 3)]);
     let nodes = [
-        Node { proximity: 0, cpus: vec![0, 1], memory: vec![map.ram[0]] },
-        Node { proximity: 1, cpus: vec![2, 300], memory: vec![map.ram[1]] },
-        Node { proximity: 7, cpus: vec![], memory: vec![] },
+        node(0, &[0, 1], &[map.ram[0]]),
+        Node { hot_plug: vec![Range::sized(16 * GIB, GIB)], ..node(1, &[2, 300], &[map.ram[1]]) },
+        node(7, &[], &[]),
     ];
     let mut far = bridge(1, 0, 2..=3);
     far.proximity = Some(7);
@@ -174,14 +182,38 @@ fn srat_gives_each_processor_and_each_piece_of_ram_its_node() {
         match kind {
             0 => cpus.push((u32::from(bytes[3]), u32::from(bytes[2]))),
             2 => cpus.push((u32_at(bytes, 8), u32_at(bytes, 4))),
-            1 => memory.push((u32_at(bytes, 2), Range::sized(u64_at(bytes, 8), u64_at(bytes, 16)))),
+            1 => memory.push((u32_at(bytes, 2), Range::sized(u64_at(bytes, 8), u64_at(bytes, 16)), u32_at(bytes, 28))),
             5 => initiators.push((u32_at(bytes, 4), bytes[10], bytes.len())),
             other => panic!("structure {other}"),
         }
     }
     assert_eq!(cpus, [(0, 0), (1, 0), (2, 1), (300, 1)]);
-    assert_eq!(memory, [(0, map.ram[0]), (1, map.ram[1])]);
+    let later = Range::sized(16 * GIB, GIB);
+    assert_eq!(memory, [(0, map.ram[0], 1), (1, map.ram[1], 1), (1, later, 3)]);
     assert_eq!(initiators, [(7, 2, 32)], "a node without anything else lives by its root bridge");
+}
+
+#[test]
+fn slit_has_the_distances_of_all_nodes_row_by_row_if_all_are_known() {
+    let map = map(GIB, &[(0, 3)]);
+    let far = |proximity, distances: &[u8]| Node { distances: distances.to_vec(), ..node(proximity, &[proximity], &[]) };
+    let found = build(2, &map, &[], &[far(0, &[10, 21]), far(1, &[31, 10])]);
+    let slit = found.get(b"SLIT").unwrap();
+    assert_eq!((slit.len(), u64_at(slit, 36), &slit[44..]), (48, 2, &[10, 21, 31, 10][..]));
+    assert!(build(2, &map, &[], &[far(0, &[10, 21]), far(1, &[])]).get(b"SLIT").is_none());
+}
+
+#[test]
+fn processors_that_may_come_later_are_online_capable() {
+    let map = map(GIB, &[(0, 3)]);
+    let cpus = [(0, true), (4, false), (255, false)].map(|(apic_id, present)| Cpu { apic_id, present });
+    let inputs = AcpiInputs { cpus: &cpus, map: &map, serial: true, root_bridges: &[], nodes: &[] };
+    let found = Found::new(&tables(&inputs, AT), AT);
+    let madt = found.get(b"APIC").unwrap();
+    let listed: Vec<&[u8]> = structures(madt, 44).into_iter().map(|(_, bytes)| bytes).take(3).collect();
+    assert_eq!(listed[0], [0, 8, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(listed[1], [0, 8, 1, 4, 2, 0, 0, 0]);
+    assert_eq!(listed[2], [9, 16, 0, 0, 255, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0]);
 }
 
 #[test]
@@ -236,7 +268,8 @@ fn the_soft_off_state_is_what_the_sleep_register_takes() {
 #[test]
 fn the_serial_line_is_listed_only_if_it_exists() {
     let map = map(GIB, &[]);
-    let mut inputs = AcpiInputs { cpus: 1, map: &map, serial: true, root_bridges: &[], nodes: &[] };
+    let one = cpus(1);
+    let mut inputs = AcpiInputs { cpus: &one, map: &map, serial: true, root_bridges: &[], nodes: &[] };
     let com1 = b"\x47\x01\xF8\x03\xF8\x03\x01\x08\x89\x06\x00\x03\x01\x04\x00\x00\x00\x79\x00";
     assert_eq!(holds(&tables(&inputs, AT).bytes, com1), 1);
     inputs.serial = false;
@@ -315,8 +348,9 @@ fn a_large_machine_fits_the_place_of_the_tables_and_a_huge_one_is_refused() {
             bridge
         })
         .collect();
-    let nodes = [Node::whole(255, &map)];
-    let inputs = |count| AcpiInputs { cpus: 255, map: &map, serial: true, root_bridges: &bridges[..count], nodes: &nodes };
+    let nodes = [node(0, &(0..255).collect::<Vec<_>>(), &map.ram)];
+    let cpus = cpus(255);
+    let inputs = |count| AcpiInputs { cpus: &cpus, map: &map, serial: true, root_bridges: &bridges[..count], nodes: &nodes };
     let [(at, bytes), (rsdp_at, rsdp)] = memory(&inputs(64)).unwrap();
     assert_eq!((at, rsdp_at), (layout::ACPI_TABLES.start, layout::RSDP));
     assert!((bytes.len() as u64) < layout::ACPI_TABLES.len() / 2, "{} bytes", bytes.len());

@@ -1,4 +1,5 @@
 use super::*;
+use crate::x86_64::processors::{PackageShape, Processors};
 
 fn leaf(function: u32, index: u32, [eax, ebx, ecx, edx]: [u32; 4]) -> kvm_cpuid_entry2 {
     kvm_cpuid_entry2 { function, index, eax, ebx, ecx, edx, ..Default::default() }
@@ -33,7 +34,14 @@ fn host(name: &[u8; 12]) -> Vec<kvm_cpuid_entry2> {
 }
 
 fn vcpu(apic_id: u32, count: u32) -> VcpuIdentity {
-    VcpuIdentity { apic_id, count, physical_address_bits: None, tsc_deadline: true }
+    let place = Processors::single(count).placements()[usize::try_from(apic_id).unwrap()];
+    VcpuIdentity { place, physical_address_bits: None, tsc_deadline: true }
+}
+
+fn of_two_packages(number: usize, shape: PackageShape) -> VcpuIdentity {
+    let room = u32::try_from(shape.room()).unwrap();
+    let all = Processors::arrange(&[(0..room).collect(), (room..2 * room).collect()], shape).unwrap();
+    VcpuIdentity { place: all.placements()[number], physical_address_bits: None, tsc_deadline: true }
 }
 
 fn find(leaves: &[kvm_cpuid_entry2], function: u32, index: u32) -> &kvm_cpuid_entry2 {
@@ -138,4 +146,28 @@ fn the_address_width_is_the_hosts_unless_given() {
     assert_eq!(find(&filter(&host, &narrow), 0x8000_0008, 0).eax, 0x3028);
     assert_eq!(physical_address_bits(&[leaf(0x8000_0008, 0, [0x002F_3934, 0, 0, 0])]), 47);
     assert_eq!(physical_address_bits(&[]), 36);
+}
+
+#[test]
+fn each_of_two_packages_has_processors_and_a_cache_of_its_own() {
+    let leaves = filter(&host(b"GenuineIntel"), &of_two_packages(4, PackageShape::of_cores(3)));
+    assert_eq!(registers(find(&leaves, 0xB, 1)), [2, 3, 0x201, 5]);
+    assert_eq!((find(&leaves, 4, 3).eax >> 14 & 0xFFF, find(&leaves, 1, 0).ebx >> 16), (3, 0x0503));
+    let amd = filter(&host(b"AuthenticAMD"), &of_two_packages(4, PackageShape::of_cores(3)));
+    assert_eq!(registers(find(&amd, 0x8000_001E, 0)), [5, 5, 1, 0], "a node in each package");
+    assert_eq!(find(&amd, 0x8000_0008, 0).ecx, 0x2002);
+}
+
+#[test]
+fn threads_share_a_core_and_dies_show_where_leaves_have_them() {
+    let leaves = filter(&host(b"GenuineIntel"), &of_two_packages(9, PackageShape { threads: 2, cores: 2, dies: 2 }));
+    assert_eq!(registers(find(&leaves, 0xB, 0)), [1, 2, 0x100, 9]);
+    assert_eq!(registers(find(&leaves, 0xB, 1)), [3, 8, 0x201, 9]);
+    assert_eq!(registers(find(&leaves, 0x1F, 1)), [2, 4, 0x201, 9]);
+    assert_eq!(registers(find(&leaves, 0x1F, 2)), [3, 8, 0x502, 9]);
+    assert_eq!(registers(find(&leaves, 0x1F, 3)), [0, 0, 3, 9]);
+    let sharers = |index| (find(&leaves, 4, index).eax >> 14 & 0xFFF) + 1;
+    assert_eq!((sharers(0), sharers(3)), (2, 4));
+    assert_eq!(find(&leaves, 4, 3).eax >> 26, 3, "core ids of the package");
+    assert_eq!(find(&leaves, 0x8000_001E, 0).ebx, 0x104);
 }

@@ -1,0 +1,123 @@
+//! Decides which memory node each root complex is near to, from the devices below it.
+//!
+//! A root complex has one node (`_PXM`). Where Banyan made one for devices of several nodes, its root ports are moved to
+//! one root complex for each node; a copy of the host's and a topology file stay as they are.
+
+use std::collections::BTreeMap;
+
+use pci::address::HostBdf;
+use pci::topology::{Name, Place, RootComplexSpec, Topology};
+
+use super::{GuestNuma, NumaError};
+use crate::host::tree::HostTree;
+
+/// Gives root complexes their nodes. `devices` are the host functions among the endpoints; `movable` says that root complexes
+/// may be added. Returns what a user should know.
+///
+/// # Errors
+/// If a root complex names a node that does not exist.
+pub fn place_roots(
+    topology: &mut Topology,
+    numa: &GuestNuma,
+    tree: &HostTree,
+    devices: &BTreeMap<Name, HostBdf>,
+    movable: bool,
+) -> Result<Vec<String>, NumaError> {
+    let last = numa.nodes.len().saturating_sub(1);
+    for root in &topology.root_complexes {
+        if let Some(node) = root.node.filter(|node| usize::try_from(*node).is_ok_and(|node| node > last)) {
+            return Err(NumaError::RootNode { root: root.name.to_string(), node, last });
+        }
+    }
+    let mut notes = Vec::new();
+    let below = Below::new(topology, devices);
+    for (index, devices) in below.roots.into_iter().enumerate() {
+        let Some(root) = topology.root_complexes.get(index).cloned() else { continue };
+        // Devices and what holds them on the root bus, by node.
+        let mut nodes: BTreeMap<u32, Vec<&(Name, usize)>> = BTreeMap::new();
+        let mut unknown = false;
+        for device in &devices {
+            let host = below.of.get(&device.0).and_then(|at| tree.get(*at)?.numa_node);
+            match host.and_then(|host| Some((host, numa.near(host, tree)?))) {
+                Some((host, (node, exact))) => {
+                    if !exact {
+                        notes.push(format!(
+                            "{} is near to host node {host}, which no guest node stands for: it is told to be near to guest node {node}, the nearest",
+                            device.0
+                        ));
+                    }
+                    nodes.entry(node).or_default().push(device);
+                }
+                None => unknown = true,
+            }
+        }
+        // On a tie the lowest number.
+        let most = nodes.iter().max_by_key(|(node, devices)| (devices.len(), u32::MAX - **node)).map(|(node, _)| *node);
+        let node = match (root.node, most) {
+            (Some(given), _) => Some(given),
+            (None, Some(most)) => Some(most),
+            // Emulated devices are as near to one node as to another.
+            (None, None) => (!unknown).then_some(0),
+        };
+        if let Some(root) = topology.root_complexes.get_mut(index) {
+            root.node = node;
+        }
+        for (other, devices) in nodes.into_iter().filter(|(other, _)| Some(*other) != node) {
+            let (free, fixed): (Vec<_>, Vec<_>) = devices
+                .into_iter()
+                .partition(|(_, top)| movable && topology.nodes.get(*top).is_some_and(|top| top.place == Place::default()));
+            if !free.is_empty() {
+                let name = free_name(topology);
+                for (_, top) in free {
+                    topology.nodes.iter_mut().skip(*top).take(1).for_each(|top| top.on = name.clone());
+                }
+                let segment = root.segment;
+                topology.root_complexes.push(RootComplexSpec { name, segment, node: Some(other), first_bus: None });
+            }
+            for (device, _) in fixed {
+                notes.push(format!(
+                    "{device} is near to guest node {other}, but its root complex {} is on node {}, which the guest takes for the device's",
+                    root.name,
+                    node.map_or_else(|| "none".to_owned(), |node| node.to_string())
+                ));
+            }
+        }
+    }
+    Ok(notes)
+}
+
+/// The host functions below each root complex, and what holds each on the root bus.
+struct Below<'a> {
+    roots: Vec<Vec<(Name, usize)>>,
+    of: &'a BTreeMap<Name, HostBdf>,
+}
+
+impl<'a> Below<'a> {
+    fn new(topology: &Topology, of: &'a BTreeMap<Name, HostBdf>) -> Self {
+        let roots: BTreeMap<&Name, usize> =
+            topology.root_complexes.iter().zip(0..).map(|(root, index)| (&root.name, index)).collect();
+        let nodes: BTreeMap<&Name, usize> = topology.nodes.iter().zip(0..).map(|(node, index)| (&node.name, index)).collect();
+        let mut below = vec![Vec::new(); topology.root_complexes.len()];
+        for name in of.keys() {
+            let mut next = nodes.get(name).copied();
+            // A topology that loops is refused later; here it only has to end.
+            for _ in 0..=topology.nodes.len() {
+                let Some((top, node)) = next.and_then(|index| Some((index, topology.nodes.get(index)?))) else { break };
+                if let Some(root) = roots.get(&node.on) {
+                    below.iter_mut().skip(*root).take(1).for_each(|devices| devices.push((name.clone(), top)));
+                    break;
+                }
+                next = nodes.get(&node.on).copied();
+            }
+        }
+        Self { roots: below, of }
+    }
+}
+
+/// `rc0`, `rc1`, ...: the first that nothing is called.
+fn free_name(topology: &Topology) -> Name {
+    let taken = |name: &Name| {
+        topology.root_complexes.iter().any(|root| root.name == *name) || topology.nodes.iter().any(|node| node.name == *name)
+    };
+    (0u32..).map(|number| Name(format!("rc{number}"))).find(|name| !taken(name)).unwrap_or_else(|| Name::from("rc"))
+}
