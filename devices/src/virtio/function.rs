@@ -130,6 +130,12 @@ impl<D: Device> VirtioFunction<D> {
         &self.device
     }
 
+    /// A dword of configuration space without the window's registers.
+    #[cfg(test)]
+    pub(super) fn registers_read(&self, at: u8) -> u32 {
+        self.registers.config_read(Reg::containing(at.into()))
+    }
+
     /// To tell the driver something while no queue is served, such as a change of configuration.
     #[must_use]
     pub fn signals(&self) -> Arc<Signals> {

@@ -11,6 +11,7 @@
 //! | which kinds are there, and what ids do they have? | [`kind`] |
 //! | how do accesses through configuration space reach the BAR? | [`window`] |
 //! | what does a disk do with a request? | [`block`] |
+//! | who talks over sockets between guest and host? | [`vsock`] |
 //!
 //! A doorbell costs the guest one exit and writes an eventfd; a worker thread takes it from there and reads and writes
 //! guest memory in place. Threads live from `DRIVER_OK` to the reset. Everything in a ring is the guest's word: a chain
@@ -24,6 +25,9 @@ pub mod kind;
 pub mod layout;
 pub mod ring;
 pub mod signals;
+#[cfg(test)]
+mod testing;
+pub mod vsock;
 pub mod window;
 pub mod worker;
 
