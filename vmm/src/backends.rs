@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use api::config::DiskConfig;
+use api::http::{ListenError, Listening};
 use pci::topology::Name;
 use thiserror::Error;
 
@@ -19,6 +20,10 @@ use crate::spec::{Endpoint, Spec, Virtio};
 pub enum Backend {
     /// A disk's image.
     Image(File),
+    /// A socket that clients of the guest connect to.
+    Listening(Arc<Listening>),
+    /// A source of random numbers.
+    Random(File),
 }
 
 /// The host's sides of all devices, by name.
@@ -61,6 +66,8 @@ impl Backend {
     fn open(device: &Virtio) -> Result<Self, BackendError> {
         match device {
             Virtio::Disk(disk) => open_disk(disk).map(Self::Image),
+            Virtio::Vsock(vsock) => Ok(Self::Listening(Arc::new(Listening::at(&vsock.socket)?))),
+            Virtio::Rng(rng) => open_random(&rng.source).map(Self::Random),
         }
     }
 
@@ -68,6 +75,8 @@ impl Backend {
     fn share(&self) -> Result<Self, BackendError> {
         match self {
             Self::Image(file) => file.try_clone().map(Self::Image).map_err(BackendError::Descriptor),
+            Self::Listening(socket) => Ok(Self::Listening(Arc::clone(socket))),
+            Self::Random(file) => file.try_clone().map(Self::Random).map_err(BackendError::Descriptor),
         }
     }
 }
@@ -82,6 +91,16 @@ fn open_disk(disk: &DiskConfig) -> Result<File, BackendError> {
         OpenOptions::new().read(true).write(!disk.readonly).open(path)
     };
     open(&disk.path).map_err(|source| BackendError::Disk { path: disk.path.clone(), readonly: disk.readonly, source })
+}
+
+/// Opens a source of random numbers so that reads do not wait.
+fn open_random(path: &Path) -> Result<File, BackendError> {
+    let open = || {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        let device = file.metadata()?.file_type().is_char_device();
+        if device { Ok(file) } else { Err(io::Error::other("it is no character device")) }
+    };
+    open().map_err(|source| BackendError::Random { path: path.to_owned(), source })
 }
 
 /// What helps against the refusal of a disk.
@@ -104,6 +123,18 @@ pub enum BackendError {
         path: PathBuf,
         /// How it was to be opened.
         readonly: bool,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A socket.
+    #[error(transparent)]
+    Socket(#[from] ListenError),
+    /// A source of random numbers.
+    #[error("cannot read random numbers from {}: give --rng a device such as /dev/urandom", path.display())]
+    Random {
+        /// The file.
+        path: PathBuf,
         /// The reason.
         #[source]
         source: io::Error,

@@ -15,11 +15,13 @@ use api::config::{
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use thiserror::Error;
+use virtio::VirtioArguments;
 
 mod check;
 mod config;
 mod ctl;
 mod topology;
+mod virtio;
 
 pub use check::{CheckOptions, NvlinkMode};
 pub use config::{ConfigCommand, ConfigOptions};
@@ -281,6 +283,9 @@ struct RunArguments {
     #[arg(verbatim_doc_comment)]
     disks: Vec<DiskConfig>,
 
+    #[command(flatten)]
+    virtio: VirtioArguments,
+
     /// PCI device (repeatable): a host function such as 0000:03:00.0, or `stub`
     ///
     /// A host function that is bound to vfio-pci:
@@ -467,7 +472,7 @@ impl RunArguments {
             })),
             (None, firmware) => firmware.map(Payload::Firmware),
         };
-        let config = VmConfig {
+        let mut config = VmConfig {
             cpus: self.cpus.unwrap_or_default(),
             memory: self.memory.unwrap_or_default(),
             numa: NumaConfig::new(self.numa)?,
@@ -482,6 +487,7 @@ impl RunArguments {
             disks: self.disks,
             ..VmConfig::default()
         };
+        self.virtio.apply(&mut config);
         let options = RunOptions {
             dry_run: self.dry_run,
             verbose: self.verbose,

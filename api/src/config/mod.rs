@@ -3,6 +3,7 @@
 //! Every part reads its command-line form with `FromStr` and prints the same form with `Display`. The two are inverse: what
 //! is printed reads back as the same value.
 
+mod balloon;
 mod boot;
 mod cdi;
 mod cpu;
@@ -17,12 +18,15 @@ mod numa;
 mod output;
 mod pcie;
 mod policy;
+mod rng;
 mod size;
 mod stub;
 pub mod topology;
 mod virtio;
 mod vm;
+mod vsock;
 
+pub use balloon::BalloonConfig;
 pub use boot::{KernelConfig, Payload};
 pub use cdi::{CdiName, CdiNameError};
 pub use cpu::{CpuConfig, CpuError};
@@ -36,8 +40,10 @@ pub use numa::{Distance, MemoryPolicy, NumaConfig, NumaFlag, NumaFlagError, Numa
 pub use output::OutputConfig;
 pub use pcie::{Cf8, ColdPlugPort, HotPlugPorts, PcieConfig, Removal, TopologyPolicy};
 pub use policy::{DevicePolicy, HotPlugPlace, Policy, PolicyError, ResetPolicy};
+pub use rng::RngConfig;
 pub use size::{Size, SizeError};
 pub use stub::{BarConfig, BarKind, ClassCode, IdPair, InterruptConfig, IntxPin, StubConfig, StubError};
 pub use topology::{PortConfig, PortKind, RootComplexConfig, TopologyConfig, TopologyFileError};
-pub use virtio::{BalloonConfig, FsConfig, MacAddress, MacError, NetConfig, RateLimit, RngConfig, TokenBucket, VsockConfig};
+pub use virtio::{FsConfig, MacAddress, MacError, NetConfig, RateLimit, TokenBucket};
 pub use vm::VmConfig;
+pub use vsock::{VsockConfig, VsockError};

@@ -3,8 +3,6 @@
 
 use std::path::PathBuf;
 
-use super::size::Size;
-
 /// A network interface. Its queues come as descriptors beside it, or by the name of a tap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetConfig {
@@ -107,35 +105,6 @@ pub struct FsConfig {
     pub queues: u16,
     /// Entries of a queue.
     pub queue_size: u16,
-}
-
-/// A socket device: the host's side are unix sockets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VsockConfig {
-    /// Name of the device; by default `vsock0`.
-    pub id: Option<String>,
-    /// The guest's context id, 3 or more.
-    pub cid: u32,
-    /// Where the host connects; the guest's own connections go to this path, an underscore and the port.
-    pub socket: PathBuf,
-}
-
-/// A source of random numbers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RngConfig {
-    /// Where they are read.
-    pub source: PathBuf,
-}
-
-/// A device by which the guest gives memory back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BalloonConfig {
-    /// Bytes that the guest is asked to give back at first.
-    pub size: Size,
-    /// The guest may take memory back before it kills a process.
-    pub deflate_on_oom: bool,
-    /// The guest tells which pages it does not use.
-    pub free_page_reporting: bool,
 }
 
 /// No hardware address.

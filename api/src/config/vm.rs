@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::balloon::BalloonConfig;
 use super::boot::Payload;
 use super::cpu::CpuConfig;
 use super::device::DeviceConfig;
@@ -11,8 +12,10 @@ use super::memory::MemoryConfig;
 use super::numa::NumaConfig;
 use super::output::OutputConfig;
 use super::pcie::PcieConfig;
+use super::rng::RngConfig;
 use super::topology::TopologyConfig;
-use super::virtio::{BalloonConfig, FsConfig, NetConfig, RngConfig, VsockConfig};
+use super::virtio::{FsConfig, NetConfig};
+use super::vsock::VsockConfig;
 
 /// Everything that a machine is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,6 +11,7 @@
 //! | which kinds are there, and what ids do they have? | [`kind`] |
 //! | how do accesses through configuration space reach the BAR? | [`window`] |
 //! | what does a disk do with a request? | [`block`] |
+//! | where do random numbers come from? | [`rng`] |
 //! | who talks over sockets between guest and host? | [`vsock`] |
 //!
 //! A doorbell costs the guest one exit and writes an eventfd; a worker thread takes it from there and reads and writes
@@ -24,6 +25,7 @@ pub mod function;
 pub mod kind;
 pub mod layout;
 pub mod ring;
+pub mod rng;
 pub mod signals;
 #[cfg(test)]
 mod testing;

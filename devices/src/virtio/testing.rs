@@ -45,7 +45,7 @@ pub(super) struct Used {
 pub(super) struct Driver<D: Device> {
     pub(super) function: VirtioFunction<D>,
     pub(super) memory: Memory,
-    pub(super) msi: Arc<FakeMsi>,
+    msi: Arc<FakeMsi>,
     lanes: Vec<Lane>,
 }
 

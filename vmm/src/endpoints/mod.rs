@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use devices::stub::{StubError, StubFunction};
 use devices::vfio::iommu::DomainError;
 use devices::vfio::{Domain, Hardware, HostFunction, Placement, VfioError, VfioFunction, VfioOptions};
-use devices::virtio::{BlockError, Memory};
+use devices::virtio::{BlockError, Memory, VirtioError};
 use pci::address::HostBdf;
 use pci::bar::BarSpec;
 use pci::function::{FunctionId, Shared};
@@ -243,6 +243,16 @@ pub enum FunctionError {
     /// Event descriptors of its interrupt wire.
     #[error("cannot make an event descriptor: the limit of open files is reached (ulimit -n)")]
     Event(#[source] io::Error),
+    /// A virtio function.
+    #[error(transparent)]
+    Function(#[from] VirtioError),
+    /// What a virtio device needs.
+    #[error("cannot make a virtio device: the limit of open files may be reached (ulimit -n)")]
+    Virtio {
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
     /// A disk.
     #[error(transparent)]
     Block(#[from] BlockError),

@@ -1,6 +1,6 @@
 //! Which virtio devices a configuration asks for, in the order in which the guest finds them.
 
-use api::config::{DiskConfig, VmConfig};
+use api::config::{DiskConfig, RngConfig, VmConfig, VsockConfig};
 use devices::virtio::{Kind, layout};
 use pci::topology::{EndpointSpec, Name};
 
@@ -9,6 +9,10 @@ use pci::topology::{EndpointSpec, Name};
 pub enum Virtio {
     /// Disk.
     Disk(DiskConfig),
+    /// Sockets.
+    Vsock(VsockConfig),
+    /// Random numbers.
+    Rng(RngConfig),
 }
 
 impl Virtio {
@@ -17,6 +21,8 @@ impl Virtio {
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Disk(_) => Kind::Block,
+            Self::Vsock(_) => Kind::Socket,
+            Self::Rng(_) => Kind::Entropy,
         }
     }
 
@@ -25,6 +31,8 @@ impl Virtio {
     pub fn label(&self) -> String {
         match self {
             Self::Disk(disk) => disk.path.display().to_string(),
+            Self::Vsock(vsock) => format!("context id {}, {}", vsock.cid, vsock.socket.display()),
+            Self::Rng(rng) => rng.source.display().to_string(),
         }
     }
 
@@ -41,7 +49,10 @@ impl Virtio {
 pub fn devices(config: &VmConfig) -> Vec<(Name, Virtio)> {
     let named = |id: &Option<String>, kind: &str, index: usize| Name(id.clone().unwrap_or_else(|| format!("{kind}{index}")));
     let disks = config.disks.iter().enumerate();
-    disks.map(|(index, disk)| (named(&disk.id, "disk", index), Virtio::Disk(disk.clone()))).collect()
+    let disks = disks.map(|(index, disk)| (named(&disk.id, "disk", index), Virtio::Disk(disk.clone())));
+    let vsock = config.vsock.iter().map(|vsock| (named(&vsock.id, "vsock", 0), Virtio::Vsock(vsock.clone())));
+    let rng = config.rng.iter().map(|rng| (named(&None, "rng", 0), Virtio::Rng(rng.clone())));
+    disks.chain(vsock).chain(rng).collect()
 }
 
 /// A device that is asked for and that this program does not have.
@@ -50,8 +61,6 @@ pub fn missing(config: &VmConfig) -> Option<&'static str> {
     [
         (!config.nets.is_empty(), "network device (net)"),
         (!config.filesystems.is_empty(), "shared folder device (fs)"),
-        (config.vsock.is_some(), "socket device (vsock)"),
-        (config.rng.is_some(), "random number device (rng)"),
         (config.balloon.is_some(), "balloon"),
         (!matches!(config.console, api::config::OutputConfig::Off), "virtio console (console)"),
         (config.watchdog, "watchdog"),
