@@ -5,7 +5,7 @@
 
 use crate::access::{Lanes, Reg};
 
-/// The copy: 4 KiB.
+/// The copy: 4 KiB, all of them 0 before the first store.
 pub trait Mirror: Send + Sync {
     /// Puts the carried bytes of `value` into dword `reg`. Readers see each byte as it was before or as it is.
     fn store(&self, reg: Reg, lanes: Lanes, value: u32);

@@ -20,12 +20,14 @@ use virtio::VirtioArguments;
 mod check;
 mod config;
 mod ctl;
+mod deferred;
 mod topology;
 mod virtio;
 
 pub use check::{CheckOptions, NvlinkMode};
 pub use config::{ConfigCommand, ConfigOptions};
 pub use ctl::{CtlCommand, CtlOptions};
+use deferred::Deferred;
 pub use topology::{Format, GuestArguments, TopologyCommand, TopologyOptions};
 
 /// What the user wants.
@@ -93,14 +95,14 @@ pub struct DemoOptions {
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, CliError> {
     let cli = Cli::try_parse_from(arguments)?;
     match (cli.command, cli.serve.api_socket) {
-        (Some(Command::Run(run)), _) => run.action(),
-        (Some(Command::Demo(demo)), _) => {
+        (Some(Command::Run(run)), _) => run.0.action(),
+        (Some(Command::Demo(Deferred(demo))), _) => {
             Ok(Action::Demo(DemoOptions { verbose: demo.verbose, log: demo.log.unwrap_or_default() }))
         }
-        (Some(Command::Ctl(ctl)), _) => Ok(Action::Ctl(ctl)),
-        (Some(Command::Config(config)), _) => Ok(Action::Config(config)),
-        (Some(Command::Topology(topology)), _) => Ok(Action::Topology(topology)),
-        (Some(Command::Check(check)), _) => Ok(Action::Check(check)),
+        (Some(Command::Ctl(ctl)), _) => Ok(Action::Ctl(ctl.0)),
+        (Some(Command::Config(config)), _) => Ok(Action::Config(*config.0)),
+        (Some(Command::Topology(topology)), _) => Ok(Action::Topology(topology.0)),
+        (Some(Command::Check(check)), _) => Ok(Action::Check(check.0)),
         (Some(Command::Completions { shell }), _) => Ok(Action::Completions(shell)),
         (None, Some(socket)) => {
             let level = match cli.serve.verbose {
@@ -157,25 +159,25 @@ struct ServeArguments {
 enum Command {
     /// Start a virtual machine
     #[command(after_help = "See `banyan run --help` for keys, defaults, exit codes and examples.", after_long_help = RUN_NOTES)]
-    Run(Box<RunArguments>),
+    Run(Deferred<RunArguments>),
     /// Ask something of a process that runs, or have it change its machine
     #[command(after_long_help = ctl::NOTES)]
-    Ctl(Box<CtlOptions>),
+    Ctl(Deferred<CtlOptions>),
     /// Check or show the file that holds for machines of API clients
     #[command(after_long_help = config::NOTES)]
-    Config(ConfigOptions),
+    Config(Deferred<ConfigOptions>),
     /// Show a host's hierarchy, or what a guest of it would see
     #[command(after_long_help = topology::NOTES)]
-    Topology(Box<TopologyOptions>),
+    Topology(Deferred<TopologyOptions>),
     /// Say whether devices can be passed through, and which way they reach each other
     #[command(after_long_help = check::NOTES)]
-    Check(Box<CheckOptions>),
+    Check(Deferred<CheckOptions>),
     /// Show a replicated topology on any machine with /dev/kvm, and check it
     ///
     /// Boots a small built-in guest on an emulated host of two GPU and network cards behind nested switches. The guest finds
     /// the hierarchy by itself, copies data from device to device and takes the interrupt; Banyan prints what it saw beside
     /// what was planned. Exit code 0 means that they agree.
-    Demo(DemoArguments),
+    Demo(Deferred<DemoArguments>),
     /// Print a completion script for a shell
     ///
     /// Example: banyan completions bash > ~/.local/share/bash-completion/completions/banyan

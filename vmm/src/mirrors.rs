@@ -68,6 +68,8 @@ impl Mirrors {
             return None;
         }
         let page = self.spare.pop()?;
+        // What had it before left ones in it.
+        self.pages.get_slice(page.saturating_mul(PAGE_LEN), PAGE_LEN).ok()?.copy_from(&[0u8; PAGE_LEN]);
         self.functions.insert(at, (function, page));
         self.page(function)
     }
@@ -180,6 +182,18 @@ mod tests {
         let mut read = [0; 4];
         mirrors.pages.get_slice(4096 + 4, 4).unwrap().read_slice(&mut read, 0).unwrap();
         assert_eq!(u32::from_le_bytes(read), 0x0018_0006);
+    }
+
+    #[test]
+    fn a_page_that_had_another_function_shows_nothing_of_it() {
+        let mut mirrors = Mirrors::new(BTreeMap::new(), 1).unwrap();
+        let page = mirrors.add(PAGE, FunctionId(1)).unwrap();
+        page.store(Reg::containing(0x40), Lanes::ALL, u32::MAX);
+        mirrors.spare.extend(mirrors.functions.remove(&PAGE).map(|(_, page)| page));
+        mirrors.add(0, FunctionId(2)).unwrap();
+        let mut read = [0xFF; PAGE_LEN];
+        mirrors.pages.get_slice(0, PAGE_LEN).unwrap().read_slice(&mut read, 0).unwrap();
+        assert_eq!(read, [0; PAGE_LEN]);
     }
 
     #[test]

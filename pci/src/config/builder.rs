@@ -122,7 +122,8 @@ impl ConfigBuilder {
 
     /// The finished registers, at their reset values.
     #[must_use]
-    pub fn build(self) -> ConfigSpace {
+    pub fn build(mut self) -> ConfigSpace {
+        self.space.trim();
         self.space
     }
 

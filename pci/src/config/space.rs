@@ -114,6 +114,11 @@ impl ConfigSpace {
         }
     }
 
+    /// Gives back memory that no definition needs.
+    pub fn trim(&mut self) {
+        self.dwords.shrink_to_fit();
+    }
+
     /// How a dword is defined.
     #[must_use]
     pub fn definition(&self, reg: Reg) -> RegDef {
@@ -155,7 +160,8 @@ impl ConfigSpace {
     /// Shows every register in `mirror` from this point on, but for the bytes in `foreign`, which somebody else owns.
     pub fn mirror(&mut self, mirror: Arc<dyn Mirror>, foreign: Vec<(Reg, Lanes)>) {
         let shown = Shown { mirror, foreign };
-        Reg::all().for_each(|reg| shown.store(reg, self.read(reg)));
+        let registers = Reg::all().zip(&self.dwords).filter(|(_, dword)| dword.value != 0);
+        registers.for_each(|(reg, dword)| shown.store(reg, dword.value));
         self.mirror = Some(shown);
     }
 

@@ -5,7 +5,7 @@ use crate::caps::clique::decode;
 use crate::caps::{id, walk};
 use crate::ext_caps::walk_extended;
 use crate::ids::ClassCode;
-use crate::mirror::{FakeMirror, Mirror};
+use crate::mirror::FakeMirror;
 use crate::testing::{FakeIntx, FakeMsi};
 
 const MSIX: InterruptSpec =
@@ -370,8 +370,6 @@ proptest! {
     ) {
         let mut bench = bench(interrupt);
         let mirror = Arc::new(FakeMirror::default());
-        // As another function has left it.
-        Reg::all().for_each(|reg| mirror.store(reg, Lanes::ALL, u32::MAX));
         bench.endpoint.mirror(mirror.clone());
         for (kind, offset, len, value) in steps {
             let offset = if offset & 0x8000 == 0 { offset & 0xFF } else { offset };
