@@ -93,8 +93,19 @@ impl fmt::Display for Size {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slot {
     Empty,
-    Low { spec: BarSpec, address: u64 },
+    Low { spec: BarSpec, address: u64, sizing: Halves },
     Upper,
+}
+
+/// Halves of an address in which a value for sizing was written while the BAR decodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Halves {
+    low: bool,
+    high: bool,
+}
+
+impl Halves {
+    const NONE: Self = Self { low: false, high: false };
 }
 
 /// The six base address registers of a function and its decode enables. Bridges use the first two.
@@ -107,17 +118,16 @@ pub struct Bars {
     pub io_enabled: bool,
 }
 
-/// A memory BAR that decodes.
+/// A memory BAR whose function has memory space enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Decoded {
+pub struct Decoding {
     /// Which register.
     pub bar: BarIndex,
-    /// First guest-physical address.
-    pub at: u64,
+    /// First guest-physical address; `None` while the register holds none: a value for sizing, 0, or one from which the BAR
+    /// would run past the address space.
+    pub at: Option<u64>,
     /// Bytes.
     pub size: u64,
-    /// Prefetchable bit.
-    pub prefetchable: bool,
 }
 
 impl Default for Bars {
@@ -138,7 +148,7 @@ impl Bars {
                 (None, false) => Slot::Empty,
                 (Some(spec), false) => {
                     spec.check(bar)?;
-                    Slot::Low { spec, address: 0 }
+                    Slot::Low { spec, address: 0, sizing: Halves::NONE }
                 }
             };
             upper = !upper && matches!(spec, Some(BarSpec { kind: BarKind::Memory64, .. }));
@@ -171,7 +181,8 @@ impl Bars {
 
     /// Programs an address, as firmware would; low bits below the size are dropped. Empty registers keep nothing.
     pub fn set_address(&mut self, bar: BarIndex, at: u64) {
-        if let Some(Slot::Low { spec, address }) = self.slots.get_mut(usize::from(bar)) {
+        if let Some(Slot::Low { spec, address, sizing }) = self.slots.get_mut(usize::from(bar)) {
+            *sizing = Halves::NONE;
             *address = at & !(spec.size - 1) & if spec.kind == BarKind::Memory64 { u64::MAX } else { 0xFFFF_FFFF };
         }
     }
@@ -180,7 +191,7 @@ impl Bars {
     #[must_use]
     pub fn read(&self, register: usize) -> u32 {
         match self.slots.get(register) {
-            Some(Slot::Low { spec, address }) => low_half(*address) | spec.flags(),
+            Some(Slot::Low { spec, address, .. }) => low_half(*address) | spec.flags(),
             Some(Slot::Upper) => match register.checked_sub(1).and_then(|below| self.slots.get(below)) {
                 Some(Slot::Low { address, .. }) => high_half(*address),
                 _ => 0,
@@ -190,7 +201,7 @@ impl Bars {
     }
 
     /// Writes register `register`: bits below the size and flag bits keep nothing, so an all-ones write sizes the BAR.
-    /// Returns whether the address changed.
+    /// Returns whether what the register holds changed.
     pub fn write(&mut self, register: usize, lanes: Lanes, value: u32) -> bool {
         let mask = lanes.mask();
         let (low, upper) = match self.slots.get(register) {
@@ -198,25 +209,36 @@ impl Bars {
             Some(Slot::Upper) => (register.saturating_sub(1), true),
             _ => return false,
         };
-        let Some(Slot::Low { spec, address }) = self.slots.get_mut(low) else { return false };
+        let decodes = self.memory_enabled;
+        let Some(Slot::Low { spec, address, sizing }) = self.slots.get_mut(low) else { return false };
         let merge = |old: u32| (old & !mask) | (value & mask);
         let new = if upper {
             u64::from(merge(high_half(*address))) << 32 | u64::from(low_half(*address))
         } else {
             u64::from(high_half(*address)) << 32 | u64::from(merge(low_half(*address)))
         };
-        let new = new & !(spec.size - 1);
-        let changed = new != *address;
-        *address = new;
+        let writable = !(spec.size - 1);
+        let mut halves = *sizing;
+        // A value for sizing has ones where no address has any; of a write of single bytes the lowest ones are not known.
+        let (half, all) = if upper { (&mut halves.high, high_half(writable)) } else { (&mut halves.low, low_half(writable)) };
+        let kept = if upper { high_half(new) & all } else { low_half(new) & all };
+        let below = if upper { u32::MAX } else { low_half(spec.size - 1) & !0xF };
+        let ones = value & below != 0 || below == 0 || lanes != Lanes::ALL;
+        *half = decodes && all != 0 && kept == all && ones;
+        let new = new & writable;
+        let changed = new != *address || halves != *sizing;
+        (*address, *sizing) = (new, halves);
         changed
     }
 
-    /// Memory BARs that decode: memory space is enabled and the address is neither 0 nor past the address space.
-    pub fn decoded(&self) -> impl Iterator<Item = Decoded> + '_ {
-        self.specs().filter_map(|(bar, spec)| {
-            let at = self.address(bar)?;
-            let decodes = self.memory_enabled && spec.is_memory() && at != 0 && at.checked_add(spec.size).is_some();
-            decodes.then_some(Decoded { bar, at, size: spec.size, prefetchable: spec.prefetchable })
+    /// Memory BARs, if memory space is enabled.
+    pub fn decoding(&self) -> impl Iterator<Item = Decoding> + '_ {
+        self.slots.iter().zip(0u8..).filter_map(|(slot, bar)| match slot {
+            Slot::Low { spec, address, sizing } if self.memory_enabled && spec.is_memory() => {
+                let is_address = *sizing == Halves::NONE && *address != 0 && address.checked_add(spec.size).is_some();
+                Some(Decoding { bar, at: is_address.then_some(*address), size: spec.size })
+            }
+            _ => None,
         })
     }
 
@@ -225,8 +247,8 @@ impl Bars {
         self.memory_enabled = false;
         self.io_enabled = false;
         for slot in &mut self.slots {
-            if let Slot::Low { address, .. } = slot {
-                *address = 0;
+            if let Slot::Low { address, sizing, .. } = slot {
+                (*address, *sizing) = (0, Halves::NONE);
             }
         }
     }
@@ -314,12 +336,42 @@ mod tests {
     }
 
     #[test]
-    fn a_sizing_value_decodes_nothing_past_the_address_space() {
-        let mut bars = bars();
+    fn case_a1_a_value_for_sizing_is_no_address() {
+        let at = |bars: &Bars| bars.decoding().map(|decoding| decoding.at).collect::<Vec<_>>();
+        let small = mem64(1 << 20);
+        let mut bars = Bars::new(&[small, None, small, None, None, None]).unwrap();
+        bars.set_address(0, 0x80_0010_0000);
+        bars.set_address(2, 0x80_FFF0_0000);
+        assert_eq!(at(&bars), [], "memory space is disabled");
         bars.memory_enabled = true;
+        assert_eq!(at(&bars), [Some(0x80_0010_0000), Some(0x80_FFF0_0000)]);
+        bars.write(0, Lanes::ALL, 0xFFFF_FFFF);
+        assert_eq!(at(&bars)[0], None, "0x80_FFF0_0000 was not meant");
+        bars.write(1, Lanes::ALL, 0xFFFF_FFFF);
+        bars.write(0, Lanes::ALL, 0x0010_0000);
+        assert_eq!(at(&bars)[0], None);
+        bars.write(1, Lanes::ALL, 0x80);
+        assert_eq!(at(&bars)[0], Some(0x80_0010_0000));
+        bars.write(0, Lanes::ALL, 0xFFFF_FFF0);
+        assert_eq!(at(&bars)[0], None, "as some guests do it");
+        bars.write(0, Lanes::ALL, 0xFFF0_0000);
+        assert_eq!(at(&bars)[0], Some(0x80_FFF0_0000), "an address that ends in ones as far as the BAR lets it");
+        for lane in 0..4 {
+            bars.write(0, Lanes::new(lane, 1), 0xFFFF_FFFF);
+        }
+        assert_eq!(at(&bars)[0], None, "byte by byte");
+        bars.write(0, Lanes::ALL, 0);
+        bars.write(1, Lanes::ALL, 0);
+        assert_eq!(at(&bars)[0], None, "0 is no address either");
+    }
+
+    #[test]
+    fn what_runs_past_the_address_space_is_no_address() {
+        let mut bars = bars();
         bars.write(1, Lanes::ALL, 0xFFFF_FFFF);
         bars.write(2, Lanes::ALL, 0xFFFF_FFFF);
-        assert!(bars.decoded().all(|d| d.at.checked_add(d.size).is_some()));
+        bars.memory_enabled = true;
+        assert_eq!(bars.decoding().map(|decoding| decoding.at).collect::<Vec<_>>(), [None, None]);
     }
 
     #[test]

@@ -23,6 +23,20 @@ pub enum Effect {
         /// Which.
         bar: BarIndex,
     },
+    /// The guest has moved the BAR to where it cannot be. Told once for an address, when the guest has gone on to something
+    /// else.
+    Refused {
+        /// Whose.
+        function: FunctionId,
+        /// Which.
+        bar: BarIndex,
+        /// Where it was to go.
+        at: u64,
+        /// Where it stays reachable; `None` if nowhere.
+        kept: Option<u64>,
+        /// Whose BAR is in the way; `None` if the root complex forwards nothing to that place.
+        taken: Option<(FunctionId, BarIndex)>,
+    },
     /// Where a function's mirror ([`crate::mirror`]) lies is (or is no more) where configuration reads reach it.
     Mirror {
         /// Whose.

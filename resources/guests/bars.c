@@ -1,7 +1,7 @@
 /* BARs, decode and bridge windows as a guest may change them: the memory behind a BAR must follow, and nothing may
  * answer at a place it has left. Works on the first stub with a register page, which has to be the only endpoint below
  * its root port; memory beyond that page is checked through its largest BAR if that is another one. Prints one line per
- * step. */
+ * step. `toggles=N`: only switches decode of the device and of each bridge above off and on N times, with sizing (case C9). */
 #include "device.h"
 #include "runtime.h"
 
@@ -157,6 +157,61 @@ static void move(u32 n) {
     say("bar %u: move to %lx and back\n", n, target);
 }
 
+/* Case A1: BAR n is sent where no BAR can be, with decode off and with decode on: its old place goes on working. */
+static void refuse(u32 n, u64 target, const char *what) {
+    if (target >> 32 && device->bars[n].kind != BAR_MEM64)
+        return;
+    put_mark(n, 0x51520000 + n);
+    for (u32 on = 0; on < 2; on++) {
+        if (!on)
+            set_command(device->at, DECODE_MEMORY, 0);
+        write_bar(n, target);
+        set_command(device->at, 0, DECODE_MEMORY);
+        expect_mark(n, device->bars[n].base, 0x51520000 + n, what);
+        write_bar(n, device->bars[n].base);
+        expect_mark(n, device->bars[n].base, 0x51520000 + n, "back from where it could not be");
+    }
+    say("bar %u: not to %s\n", n, what);
+}
+
+static void refuse_all(u32 n) {
+    u64 size = device->bars[n].size;
+    u32 *code = (u32 *)0x100000, before = *code;
+    refuse(n, size > 0x1000000 ? 0x40000000 & ~(size - 1) : 0x1000000, "RAM");
+    refuse(n, segments[0].ecam & ~(size - 1), "configuration space");
+    refuse(n, 0xfec00000 & ~(size - 1), "the interrupt controller");
+    refuse(n, 0xfee00000 & ~(size - 1), "the local interrupt controller");
+    refuse(n, 0xff00000000000000, "an address that the processor has not");
+    require(*code == before, "RAM has changed");
+    for (u32 other = 0; other < 6; other++)
+        if (other != n && device->bars[other].kind >= BAR_MEM32 && device->bars[other].size >= size) {
+            u64 end = mark_place(other, device->bars[other].base) + 0x1000 + size;
+            refuse(n, end < device->bars[other].base + device->bars[other].size ? end & ~(size - 1) : device->bars[other].base,
+                   "another BAR");
+        }
+}
+
+/* Case C9: what the hypervisor does for it is counted there. */
+static void toggle(u32 times) {
+    for (u32 i = 0; i < times; i++) {
+        set_command(device->at, DECODE_MEMORY, 0);
+        for (u32 n = 0; n < 6; n++) {
+            u32 offset = BAR0 + 4 * n, old = config_read(device->at, offset, 4);
+            config_write(device->at, offset, 4, 0xffffffff);
+            (void)config_read(device->at, offset, 4);
+            config_write(device->at, offset, 4, old);
+        }
+        set_command(device->at, 0, DECODE_MEMORY);
+        place bridge = chain[i % chain_length];
+        set_command(bridge, DECODE_MEMORY, 0);
+        set_command(bridge, 0, DECODE_MEMORY);
+    }
+    for (u32 n = 0; n < 6; n++)
+        if (device->bars[n].kind >= BAR_MEM32)
+            (void)read32(reach(mark_place(n, device->bars[n].base), 4));
+    say("toggled %u times\n", times);
+}
+
 /* A neighbour may have the same ids, but no two BARs have the same address. */
 static bool is_the_device(place at) {
     return config_read(at, 0, 4) == device->id && (config_read(at, BAR0, 4) & ~15u) == (u32)device->bars[0].base;
@@ -213,6 +268,11 @@ void guest(void) {
     require(device->parent >= 0, "the stub is not below a port");
     for (int above = device->parent; above >= 0 && chain_length < 32; above = functions[above].parent)
         chain[chain_length++] = functions[above].at;
+    u32 toggles = (u32)option("toggles", 0);
+    if (toggles) {
+        toggle(toggles);
+        return;
+    }
     for (u32 n = 0; n < 6; n++) {
         struct bar *bar = &device->bars[n];
         if (bar->kind < BAR_MEM32 || (n && (int)n != largest_bar(device)))
@@ -226,6 +286,7 @@ void guest(void) {
             size_with_decode_on(n, true);
             say("bar %u: case A1\n", n);
         }
+        refuse_all(n);
         move(n);
     }
     renumber();

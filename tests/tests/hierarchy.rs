@@ -206,6 +206,37 @@ fn case_a1_a_bar_sized_with_decode_on_stays_and_a_moved_one_answers_at_its_new_p
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_a1_a_bar_that_is_sent_where_none_can_be_stays_and_one_line_says_so() {
+    let device = "stub,id=dev,bar0=4K:mem32,bar1=64K:mem32,bar2=16M:mem64:prefetchable,msix=4,dma=on";
+    let outcome = Guest::new("bars").devices(&[device]).passes();
+    outcome.expect_output(&["bar 0: not to RAM", "bar 2: not to RAM", "bar 0: not to another BAR"]);
+    for line in [
+        "dev BAR 0: the guest moved it to 0x1000000, where its root complex has no BARs; it stays at 0x8",
+        "dev BAR 0: the guest moved it to 0xe0000000, where its root complex has no BARs; it stays at 0x8",
+    ] {
+        assert_eq!(outcome.stderr.matches(line).count(), 1, "{line}: {outcome}");
+    }
+    // A guest goes on with that as long as it likes.
+    assert!(outcome.stderr.matches("the guest moved it").count() <= 8, "{outcome}");
+    outcome.expect_error(&["further failures of this device are not logged"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_c9_decode_toggles_cost_no_memory_slots() {
+    let device = "stub,id=dev,bar0=4K:mem32,bar2=16M:mem64:prefetchable,bar4=128G:mem64:prefetchable,msix=4,dma=on";
+    let mut seen = Vec::new();
+    for toggles in ["toggles=1", "toggles=3000"] {
+        let outcome = Guest::new("bars").options(toggles).devices(&[device]).with(&["--counters"]).passes();
+        let lines = outcome.stderr.lines().filter(|line| line.contains("memory slot") || line.contains("mapped into KVM"));
+        seen.push(lines.map(str::to_owned).collect::<Vec<_>>());
+    }
+    assert!(seen[0].iter().any(|line| line.contains("dev BAR 2: mapped into KVM 1 times")), "{seen:?}");
+    assert_eq!(seen[0], seen[1]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_hostile_guest_ends_as_it_wants_and_costs_nothing_that_stays() {
     // With configuration ports as well; with configuration reads that exit and that do not; on several processors at once.
     for (seed, topology, pcie, cpus) in

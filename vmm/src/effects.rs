@@ -143,6 +143,7 @@ impl Mapper {
             match *effect {
                 Effect::Map { function, bar, at } => self.map((function, bar), at),
                 Effect::Hide { function, bar } => self.hide((function, bar)),
+                Effect::Refused { function, bar, at, kept, taken } => self.complain((function, bar), at, kept, taken),
                 Effect::Slot { port, event } => {
                     if let Some(slot_events) = &self.slot_events {
                         slot_events.tell(port, event);
@@ -202,6 +203,19 @@ impl Mapper {
                 self.space.close(at + offset);
             }
         }
+    }
+
+    /// Logs a move that the hierarchy refused.
+    fn complain(&mut self, (id, bar): (FunctionId, BarIndex), at: u64, kept: Option<u64>, taken: Option<(FunctionId, BarIndex)>) {
+        let Some(endpoint) = self.endpoints.get(&id) else { return };
+        let other = taken.and_then(|(other, bar)| Some((self.endpoints.get(&other)?.name.as_str(), bar)));
+        let why = match other {
+            Some((name, bar)) => format!("where BAR {bar} of {name} is"),
+            None => "where its root complex has no BARs".to_owned(),
+        };
+        let result = kept.map_or_else(|| "it is unreachable".to_owned(), |kept| format!("it stays at {kept:#x}"));
+        let text = format_args!("{} BAR {bar}: the guest moved it to {at:#x}, {why}; {result}", endpoint.name);
+        self.complaints.entry(id).or_default().add(Level::Warn, text);
     }
 
     /// Drops what hidden BARs still hold where `key` shall go.

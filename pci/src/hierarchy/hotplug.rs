@@ -197,6 +197,7 @@ impl Hierarchy {
         self.reach.settle(&gone.iter().map(nothing).collect::<Vec<_>>(), effects);
         let mirrors: Vec<(FunctionId, bool)> = below.iter().map(|id| (*id, false)).collect();
         self.reach.settle_mirrors(&mirrors, effects);
+        below.iter().for_each(|id| self.reach.forget(*id));
         self.nodes.retain(|id, _| !below.contains(id));
         if let Some(node) = self.nodes.get_mut(&port) {
             node.children.clear();

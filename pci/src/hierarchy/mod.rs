@@ -23,6 +23,7 @@ use crate::function::{Changes, FunctionId, PciFunction, Programming, ResetKind, 
 use crate::intx;
 use crate::mirror::Mirror;
 use crate::port::{Port, PortError};
+use crate::regs::{header, type0};
 use crate::seams::MsiPort;
 use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, PortKind, Window};
 
@@ -30,7 +31,7 @@ pub use fit::{Missing, Shortfall};
 pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
 pub use inject::{InjectError, Injected, Silence};
 pub use listing::EndpointInfo;
-use reach::Reach;
+use reach::{Reach, Way};
 
 enum What {
     Port(Box<Port>),
@@ -303,10 +304,16 @@ impl Hierarchy {
         if !changes.is_empty() {
             self.follow(id, changes, effects);
         }
+        // An address is written in halves, so nothing is said before the guest is done with all of them.
+        let is_bar = matches!(offset, header::BAR0..=type0::BAR_END);
+        self.reach.tell(is_bar.then_some(id), effects);
     }
 
     fn follow(&mut self, id: FunctionId, changes: Changes, effects: &mut Vec<Effect>) {
         let below = self.below(id);
+        if changes.contains(Changes::RESET) {
+            self.reach.forget(id);
+        }
         if changes.contains(Changes::RESET_BELOW) {
             self.reset_functions(below.get(1..).unwrap_or_default(), ResetKind::Hot, effects);
         }
@@ -326,6 +333,7 @@ impl Hierarchy {
             if let Some(node) = self.nodes.get_mut(id) {
                 node.reset(kind);
             }
+            self.reach.forget(*id);
             self.tell(*id, effects);
         }
     }
@@ -382,17 +390,25 @@ impl Hierarchy {
         self.reach.settle_mirrors(&in_place, effects);
     }
 
-    /// What an endpoint decodes and every bridge above forwards; `None` for ports.
+    /// What an endpoint decodes, and which of it is forwarded; `None` for ports.
     fn wanted(&self, id: FunctionId) -> Option<reach::Wanted> {
         let function = lock(self.endpoint(id)?);
         let (ports, root) = self.above(id);
-        let bars = function.bars().decoded().filter(|bar| {
-            let forwarded = ports.iter().all(|port| port.forwards(bar.at, bar.size));
-            forwarded && root.is_some_and(|root| root.windows.iter().any(|window| window.contains(bar.at, bar.size)))
+        let way = |at: u64, size: u64| match () {
+            () if !root.is_some_and(|root| root.windows.iter().any(|window| window.contains(at, size))) => Way::Outside,
+            () if ports.iter().all(|port| port.forwards(at, size)) => Way::Open,
+            () => Way::Closed,
+        };
+        let bars = function.bars().decoding().map(|decoding| reach::WantedBar {
+            bar: decoding.bar,
+            size: decoding.size,
+            at: decoding.at,
+            way: decoding.at.map_or(Way::Closed, |at| way(at, decoding.size)),
+            home_is_forwarded: self.reach.home(id, decoding.bar).is_some_and(|home| way(home, decoding.size) == Way::Open),
         });
         Some(reach::Wanted {
             function: id,
-            bars: bars.map(|bar| (bar.bar, bar.at, bar.size)).collect(),
+            bars: bars.collect(),
             bus_master: function.bus_master() && ports.iter().all(|port| port.bus_master()),
         })
     }

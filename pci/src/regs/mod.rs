@@ -30,6 +30,8 @@ pub mod type0 {
     pub const SUBSYSTEM: u16 = 0x2C;
     /// Last base address register.
     pub const BAR5: u16 = 0x24;
+    /// Last byte of the base address registers.
+    pub const BAR_END: u16 = 0x27;
 }
 
 /// Type 1 header (PCIe 6.0 7.5.1.3).
