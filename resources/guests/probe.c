@@ -1,5 +1,6 @@
 /* The demo guest: finds the PCIe hierarchy by itself, prints it as a tree on the serial port and as facts on port 0xE9
  * (grammar: README.md beside this file), copies between devices, receives their interrupts, and powers off. */
+#include "acpi.h"
 #include "device.h"
 #include "runtime.h"
 
@@ -294,12 +295,30 @@ static void report_config_access(void) {
     report("ports answered=%s%s\n", config_ports ? "yes" : "no", !config_ports ? "" : agree ? " agree=yes" : " agree=no");
 }
 
+static void report_roots(void) {
+    for (u32 i = 0; i < function_count; i++) {
+        bool first = functions[i].parent < 0;
+        for (u32 before = 0; before < i; before++)
+            first &= functions[before].parent >= 0 || functions[before].at >> 8 != functions[i].at >> 8;
+        if (!first)
+            continue;
+        u32 segment = functions[i].at >> 16, bus = bus_of(functions[i].at);
+        int node = root_node(segment, bus);
+        report("root %04x:%02x node=", segment, bus);
+        if (node < 0)
+            report("none\n");
+        else
+            report("%d\n", node);
+    }
+}
+
 void guest(void) {
     report("banyan-probe 1\n");
     pci_start();
     walk();
     say_tree();
     report_config_access();
+    report_roots();
     for (u32 i = 0; i < function_count; i++)
         report_function(&functions[i]);
     copy_around();

@@ -98,7 +98,7 @@ fn devices_that_cannot_be_had_are_refused_with_what_to_do() {
 #[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
 fn case_c3_a_part_of_a_group_is_planned_with_a_warning_that_lists_the_rest() {
     let outcome = plan(Capabilities::All, "true", &[], &["01:00.0,id=gpu"]);
-    outcome.expect_code(0).expect_error(&["warn", "gpu", "0000:01:00.1", "vfio-pci"]);
+    outcome.expect_code(0).expect_error(&["WARN:", "gpu", "0000:01:00.1", "vfio-pci"]);
 }
 
 #[test]

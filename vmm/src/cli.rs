@@ -78,7 +78,7 @@ pub struct RunOptions {
     pub log: LogConfig,
     /// Where the API is served.
     pub api_socket: Option<PathBuf>,
-    /// With `dry_run`: a recorded host that stands for this one.
+    /// A recorded host that stands for this one; its devices are emulated.
     pub host: Option<PathBuf>,
 }
 
@@ -336,6 +336,10 @@ struct RunArguments {
     ///
     ///   topology=root-ports  each behind its own root port [default]
     ///   topology=host        as on the host: root ports and switches
+    ///   gpu-order=request|topology
+    ///                        with topology=host: GPUs in the order given, or
+    ///                        refused; or in any order that the host's tree
+    ///                        allows [default: request]
     ///   topology=switch      each behind a downstream port of a switch
     ///   topology=flat        all devices on the root bus
     ///   cold-plug=PORT       what devices without `on=` and without a place
@@ -381,8 +385,11 @@ struct RunArguments {
     #[arg(short, long, help_heading = RUN, requires = "dry_run")]
     verbose: bool,
 
-    /// With --dry-run: a file of `banyan topology record` in place of this host
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = RUN, requires = "dry_run")]
+    /// A file of `banyan topology record` in place of this host; its devices are emulated
+    ///
+    /// A guest that boots so has the hierarchy, ids, links and cliques that it would have on that host, on any machine. Its
+    /// devices answer as functions with these ids and BARs, and do nothing.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = RUN)]
     host: Option<PathBuf>,
 
     /// A reset by the guest ends the process (exit code 4) instead of starting it again

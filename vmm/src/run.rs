@@ -48,7 +48,8 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     if options.dry_run {
         return dry_run(config, options);
     }
-    let (guest, vm) = Guest::prepare(config)?;
+    let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?;
+    let (guest, vm) = Guest::prepare(config, recorded.as_ref())?;
     Ok(exit_code(guest.run(vm, options, None)?))
 }
 
@@ -63,10 +64,11 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Reads CDI files, looks at the host, plans, opens outputs. The VM that comes with it is for its first machine.
-    pub fn prepare(config: &VmConfig) -> Result<(Self, Vm), RunError> {
-        let (config, mut cdi_notes) = cdi::apply(config)?;
-        let host = host::look(&config)?;
+    /// Reads CDI files, looks at the host, plans, opens outputs. The VM that comes with it is for its first machine. The
+    /// devices of a host that is data are emulated.
+    pub fn prepare(config: &VmConfig, recorded: Option<&RecordedHost>) -> Result<(Self, Vm), RunError> {
+        let (config, mut cdi_notes, host) = look(config, recorded)?;
+        let host = spec::Host { emulated: recorded.is_some(), ..host };
         let mut spec = spec::spec(&config, &host)?;
         spec.notes.append(&mut cdi_notes);
         let vm = Vm::new()?;
@@ -100,6 +102,20 @@ impl Guest {
     }
 }
 
+/// Reads CDI files and looks at the host, or at one that is data. Returns the configuration with what CDI files add to it, and
+/// what is to be said of them.
+fn look(config: &VmConfig, recorded: Option<&RecordedHost>) -> Result<(VmConfig, Vec<String>, spec::Host), RunError> {
+    let (config, notes) = match recorded {
+        Some(recorded) => cdi::apply_in(&recorded.tree, config)?,
+        None => cdi::apply(config)?,
+    };
+    let host = match recorded {
+        Some(recorded) => host::look_in(&recorded.tree, &config)?,
+        None => host::look(&config)?,
+    };
+    Ok((config, notes, host))
+}
+
 /// Looks for mistakes in a configuration that can be found without starting anything.
 pub fn check(config: &VmConfig) -> Result<(), RunError> {
     let (config, _) = cdi::apply(config)?;
@@ -131,15 +147,8 @@ pub fn address_bits() -> u8 {
 /// Prints the planned hierarchy.
 fn dry_run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?;
-    let (config, mut cdi_notes) = match &recorded {
-        Some(recorded) => cdi::apply_in(&recorded.tree, config)?,
-        None => cdi::apply(config)?,
-    };
+    let (config, mut cdi_notes, host) = look(config, recorded.as_ref())?;
     let config = &config;
-    let host = match &recorded {
-        Some(recorded) => host::look_in(&recorded.tree, config)?,
-        None => host::look(config)?,
-    };
     let mut spec = spec::spec(config, &host)?;
     spec.notes.append(&mut cdi_notes);
     let spec = &spec;

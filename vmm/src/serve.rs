@@ -80,7 +80,7 @@ impl State<'_> {
         let by_command = starter.is_some();
         let mut service =
             Service { inbox: self.inbox, published: self.published, starter, enders: Vec::new(), after: After::Nothing };
-        let ended = Guest::prepare(&config).and_then(|(guest, vm)| guest.run(vm, options, Some(&mut service)));
+        let ended = Guest::prepare(&config, None).and_then(|(guest, vm)| guest.run(vm, options, Some(&mut service)));
         let Service { starter, enders, after, .. } = service;
         let code = match ended {
             Ok(end) => self.follow(end, after),

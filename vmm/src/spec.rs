@@ -6,8 +6,8 @@ mod virtio;
 use std::collections::BTreeMap;
 
 use api::config::{
-    Attach, ColdPlugPort, DeviceConfig, DeviceKind, HotPlugPorts, IdPair, InterruptConfig, NumaConfig, PcieConfig, PortConfig,
-    PortKind as PortKindConfig, StubConfig, TopologyConfig, TopologyPolicy, VmConfig,
+    Attach, ColdPlugPort, DeviceConfig, DeviceKind, GpuOrder as GpuOrderConfig, HotPlugPorts, IdPair, InterruptConfig,
+    NumaConfig, PcieConfig, PortConfig, PortKind as PortKindConfig, StubConfig, TopologyConfig, TopologyPolicy, VmConfig,
 };
 use arch::x86_64::processors::{Processors, ProcessorsError};
 use devices::stub::{StubInterrupt, StubSpec};
@@ -23,10 +23,10 @@ use pci::topology::{
 use thiserror::Error;
 
 use crate::cold_plug::{self, ColdPlugError, Loose};
-use crate::host::tree::HostTree;
+use crate::host::tree::{HostNode, HostTree};
 use crate::numa::{self, GuestNuma, NumaError};
 use crate::processors;
-use crate::replicate::{Policy, Requested, replicate};
+use crate::replicate::{GpuOrder, ReplicaError, Requested, Wishes, replicate};
 
 pub use virtio::Virtio;
 
@@ -39,6 +39,8 @@ pub struct Host {
     pub wanted: BTreeMap<String, HostBdf>,
     /// What the planner must know of each.
     pub endpoints: BTreeMap<HostBdf, EndpointSpec>,
+    /// Whether stubs stand for the devices, since the host is data.
+    pub emulated: bool,
 }
 
 /// What an endpoint is.
@@ -66,6 +68,8 @@ pub struct Spec {
     pub topology: Topology,
     /// What each endpoint is.
     pub endpoints: BTreeMap<Name, Endpoint>,
+    /// The host functions that ports and endpoints stand for, where they stand for one.
+    pub stands_for: BTreeMap<Name, HostBdf>,
     /// Memory nodes, if the guest is to know of any.
     pub numa: Option<GuestNuma>,
     /// Processors, those that may come later among them.
@@ -180,7 +184,14 @@ impl Spec {
                 if clique.is_some() {
                     clique::check(&planned.ids, device.clique_any_vendor).map_err(in_clique)?;
                 }
-                (Endpoint::Vfio { at, clique, clique_any_vendor: device.clique_any_vendor }, planned)
+                match host.tree.get(at).filter(|_| host.emulated) {
+                    Some(node) => {
+                        let stub = stand_in(node, clique, device.clique_any_vendor);
+                        let planned = EndpointSpec { interrupt_pin: stub.interrupt_pin(), ..planned };
+                        (Endpoint::Stub(stub), planned)
+                    }
+                    None => (Endpoint::Vfio { at, clique, clique_any_vendor: device.clique_any_vendor }, planned),
+                }
             }
         };
         self.endpoints.insert(Name(name.to_owned()), endpoint);
@@ -227,9 +238,10 @@ impl Spec {
         }
         let mut roots = BTreeMap::new();
         if !requested.is_empty() {
-            let replica = replicate(&host.tree, &requested, Policy::Host);
+            let replica = replicate(&host.tree, &requested, &wishes(config))?;
             self.topology.root_complexes.extend(replica.topology.root_complexes);
             self.topology.nodes.extend(replica.topology.nodes);
+            self.stands_for.extend(replica.stands_for);
             self.notes.extend(replica.notes.iter().map(ToString::to_string));
             roots = replica.root_complexes;
         }
@@ -242,7 +254,8 @@ impl Spec {
             loose.push(Loose {
                 link: match self.endpoints.get(&name) {
                     Some(Endpoint::Stub(StubSpec { on: Attachment::Link(link), .. })) => Some(*link),
-                    _ => node.and_then(|node| node.link).or_else(|| above.last().and_then(|port| port.link)),
+                    // The port nearest to the device has the same link partner, and may do more than the device.
+                    _ => above.last().and_then(|port| port.link).or_else(|| node.and_then(|node| node.link)),
                 },
                 // A virtual function is a device by itself.
                 host: node.filter(|node| node.physical_function.is_none()).map(|node| node.at),
@@ -311,10 +324,7 @@ impl Spec {
         self.processors = processors::processors(config, self.numa.as_ref())?;
         match &self.numa {
             Some(numa) => {
-                let devices = self.endpoints.iter().filter_map(|(name, endpoint)| match endpoint {
-                    Endpoint::Vfio { at, .. } => Some((name.clone(), *at)),
-                    _ => None,
-                });
+                let devices = host.wanted.iter().map(|(name, at)| (Name(name.clone()), *at));
                 let movable = config.topology.is_none() && config.pcie.topology != TopologyPolicy::Host;
                 let notes = numa::place_roots(&mut self.topology, numa, &host.tree, &devices.collect(), movable)?;
                 self.notes.extend(notes);
@@ -388,6 +398,30 @@ fn port_spec(port: &PortConfig) -> Result<PortSpec, SpecError> {
         atomic_completers: 0,
         hotplug: None,
     })
+}
+
+fn wishes(config: &VmConfig) -> Wishes {
+    Wishes {
+        order: match config.pcie.gpu_order {
+            GpuOrderConfig::Request => GpuOrder::Request,
+            GpuOrderConfig::Topology => GpuOrder::Topology,
+        },
+        leave_nodes: config.numa != NumaConfig::Off,
+    }
+}
+
+/// What stands for a function of a host that is data: its ids, BARs and link, one interrupt vector.
+fn stand_in(node: &HostNode, clique: Option<Clique>, any_vendor: bool) -> StubSpec {
+    StubSpec {
+        ids: node.ids,
+        bars: node.bars,
+        on: Attachment::Link(node.link.unwrap_or_default()),
+        interrupt: StubInterrupt::Msi { vectors: 1, maskable: true },
+        clique,
+        clique_any_vendor: any_vendor,
+        flr: true,
+        dma: false,
+    }
 }
 
 fn stub_spec(stub: &StubConfig, clique: Option<Clique>, any_vendor: bool) -> Result<StubSpec, LinkError> {
@@ -499,6 +533,9 @@ pub enum SpecError {
         /// The name.
         name: String,
     },
+    /// Devices that a copy of the host cannot have so.
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
     /// The host was not asked about the device.
     #[error("device {path} was not looked at on this host")]
     Unknown {

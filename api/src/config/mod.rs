@@ -38,7 +38,7 @@ pub use log::{LogConfig, LogLevel};
 pub use memory::{HugePageSize, MemoryConfig, MemoryError};
 pub use numa::{Distance, MemoryPolicy, NumaConfig, NumaFlag, NumaFlagError, NumaNode, NumaPlacement};
 pub use output::OutputConfig;
-pub use pcie::{Cf8, ColdPlugPort, HotPlugPorts, PcieConfig, Removal, TopologyPolicy};
+pub use pcie::{Cf8, ColdPlugPort, GpuOrder, HotPlugPorts, PcieConfig, Removal, TopologyPolicy};
 pub use policy::{DevicePolicy, HotPlugPlace, Policy, PolicyError, ResetPolicy};
 pub use rng::RngConfig;
 pub use size::{Size, SizeError};

@@ -14,6 +14,8 @@ use super::size::Size;
 pub struct PcieConfig {
     /// Where given devices hang.
     pub topology: TopologyPolicy,
+    /// With the host's topology: which order of GPUs is right.
+    pub gpu_order: GpuOrder,
     /// Whether the ports 0xCF8 and 0xCFC answer.
     pub cf8: Cf8,
     /// Whether the guest reads the configuration space of emulated functions from memory, without an exit.
@@ -41,6 +43,7 @@ impl Default for PcieConfig {
     fn default() -> Self {
         Self {
             topology: TopologyPolicy::default(),
+            gpu_order: GpuOrder::default(),
             cf8: Cf8::default(),
             mirror: true,
             root_ports: 0,
@@ -118,6 +121,18 @@ choice!(
 );
 
 choice!(
+    /// `gpu-order=`.
+    #[derive(Default)]
+    GpuOrder {
+        /// The one in which they were given; a machine whose tree does not allow it is refused.
+        #[default]
+        Request = "request",
+        /// Any that the tree allows.
+        Topology = "topology",
+    }
+);
+
+choice!(
     /// `cf8=`.
     #[derive(Default)]
     Cf8 {
@@ -143,6 +158,9 @@ impl fmt::Display for PcieConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut pairs = Pairs::new(f);
         pairs.pair("topology", &self.topology)?;
+        if self.gpu_order != GpuOrder::default() {
+            pairs.pair("gpu-order", &self.gpu_order)?;
+        }
         pairs.pair("cf8", &self.cf8)?;
         pairs.switch("mirror", self.mirror, true)?;
         if self.root_ports != 0 {
@@ -182,6 +200,7 @@ mod tests {
             "switch,switches=2,switch-ports=2",
             "cold-plug=bridge-port,hot-plug=bridge-port",
             "cold_plug=no-port",
+            "host,gpu-order=topology",
         ] {
             let config: PcieConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");

@@ -41,3 +41,42 @@ const u8 *madt_entry(u8 type, u32 n) {
             return table + offset;
     return NULL;
 }
+
+/* A constant integer at `at` of AML (ACPI 6.5, 20.2.3), or -1. */
+static int aml_integer(const u8 *at) {
+    switch (at[0]) {
+    case 0x00: return 0;
+    case 0x01: return 1;
+    case 0x0a: return at[1];
+    case 0x0b: return at[1] | at[2] << 8;
+    case 0x0c: return (int)(at[1] | at[2] << 8 | at[3] << 16 | (u32)at[4] << 24);
+    default: return -1;
+    }
+}
+
+/* Names of a root bridge come in this order: _SEG, _BBN, _PXM. No interpreter: constants alone are understood. */
+int root_node(u32 segment, u32 bus) {
+    const struct acpi_header *fadt = acpi_table("FACP");
+    if (!fadt)
+        return -1;
+    u64 at = fadt->length >= 148 ? read64((u64)fadt + 140) : 0;
+    if (!at)
+        at = read32((u64)fadt + 40);
+    if (!at)
+        return -1;
+    const struct acpi_header *dsdt = (const void *)reach(at, sizeof *dsdt);
+    const u8 *bytes = (const void *)reach(at, dsdt->length);
+    int bridge_segment = -1, bridge_bus = -1;
+    for (u32 i = sizeof *dsdt; i + 10 <= dsdt->length; i++) {
+        if (bytes[i] != 0x08)
+            continue;
+        int value = aml_integer(bytes + i + 5);
+        if (bytes_equal(bytes + i + 1, "_SEG", 4))
+            bridge_segment = value, bridge_bus = -1;
+        else if (bytes_equal(bytes + i + 1, "_BBN", 4))
+            bridge_bus = value;
+        else if (bytes_equal(bytes + i + 1, "_PXM", 4) && bridge_segment == (int)segment && bridge_bus == (int)bus)
+            return value;
+    }
+    return -1;
+}

@@ -14,3 +14,5 @@ struct acpi_header {
 const struct acpi_header *acpi_table(const char *signature);
 /* The n-th entry of the given type in the MADT (ACPI 6.5, 5.2.12), or NULL. */
 const u8 *madt_entry(u8 type, u32 n);
+/* The memory node (`_PXM`) of the root bridge of this bus in DSDT, or -1 when none is told. */
+int root_node(u32 segment, u32 bus);

@@ -199,9 +199,9 @@ fn topology_commands_take_a_recorded_host_and_devices() {
 }
 
 #[test]
-fn a_recorded_host_is_for_dry_runs_only() {
+fn a_recorded_host_stands_for_this_one() {
     assert_eq!(run("--dry-run --host h.json").1.host, Some("h.json".into()));
-    assert_eq!(usage_error("run --kernel k --host h.json").0, ErrorKind::MissingRequiredArgument);
+    assert_eq!(run("--kernel k --host h.json").1.host, Some("h.json".into()));
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub enum TopologyCommand {
         #[command(flatten)]
         guest: GuestArguments,
         /// As for `banyan run --device`: an address such as 0000:03:00.0, and keys such as id and clique
-        #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, required = true)]
+        #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, required_unless_present = "given")]
         devices: Vec<DeviceConfig>,
     },
     /// Print how close devices are, pair by pair, as `nvidia-smi topo -m` does
@@ -66,6 +66,9 @@ pub struct GuestArguments {
     /// Shape of the hierarchy, as for `banyan run --pcie` [default: topology=host]
     #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>)]
     pub pcie: Option<PcieConfig>,
+    /// A device, too; before those without the flag
+    #[arg(long = "device", value_name = "DEVICE", value_parser = keyed::<DeviceConfig>)]
+    pub given: Vec<DeviceConfig>,
     /// A file of `banyan topology record` in place of this host
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub host: Option<PathBuf>,

@@ -27,6 +27,7 @@ pub fn report(machine: &MachinePlan, spec: &Spec, config_ports: bool) -> Result<
     }
     lines.push(format!("ports answered={}", if config_ports { "yes agree=yes" } else { "no" }));
     let functions = walk(machine);
+    lines.extend(roots(machine, &functions));
     let mut engines = Vec::new();
     for function in &functions {
         match &function.kind {
@@ -43,6 +44,22 @@ pub fn report(machine: &MachinePlan, spec: &Spec, config_ports: bool) -> Result<
     lines.extend(copies(&engines));
     lines.push(format!("end functions={}", functions.len()));
     Ok(lines)
+}
+
+/// Root buses that have functions, in walk order.
+fn roots(machine: &MachinePlan, functions: &[&PlannedFunction]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for root in functions.iter().filter_map(|function| match function.on {
+        Parent::RootComplex(index) => machine.pci.root_complexes.get(index),
+        Parent::Port(_) => None,
+    }) {
+        let node = root.node.map_or("none".to_owned(), |node| node.to_string());
+        let line = format!("root {:04x}:{:02x} node={node}", root.segment, root.buses.secondary);
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines
 }
 
 /// All functions in walk order: segments as MCFG lists them, root buses ascending, depth first.

@@ -64,7 +64,7 @@ fn host(tree: HostTree, wanted: Vec<Wanted>) -> Host {
     });
     let endpoints = endpoints.collect();
     let wanted = wanted.into_iter().map(|device| (device.name, device.at)).collect();
-    Host { tree, wanted, endpoints }
+    Host { tree, wanted, endpoints, emulated: false }
 }
 
 /// A host that cannot give what is wanted.

@@ -12,7 +12,7 @@ use api::config::{DeviceConfig, PcieConfig, TopologyPolicy, VmConfig};
 use pci::topology::Tree;
 use thiserror::Error;
 
-use crate::cli::{Format, TopologyCommand, TopologyOptions};
+use crate::cli::{Format, GuestArguments, TopologyCommand, TopologyOptions};
 use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::scan::{ScanError, scan_all};
 use crate::host::tree::HostTree;
@@ -33,16 +33,16 @@ pub fn run(options: &TopologyOptions, out: &mut dyn Write) -> Result<(), Topolog
         }
         TopologyCommand::Plan { format, guest, devices } => {
             let host = host_of(guest.host.as_ref())?;
-            let planned = Planned::new(&host, devices, guest.pcie.as_ref())?;
+            let planned = Planned::new(&host, &all(guest, devices), guest.pcie.as_ref())?;
             if *format == Format::Tree { planned.tree() } else { drawn(&planned.view(), *format) }
         }
         TopologyCommand::Matrix { guest, devices } => {
             let host = host_of(guest.host.as_ref())?;
-            let table = if devices.is_empty() {
+            let table = if devices.is_empty() && guest.given.is_empty() {
                 let view = View::of_host(&host.tree);
                 Matrix::of(&view, &usual_devices(&view)).to_string()
             } else {
-                Planned::new(&host, devices, guest.pcie.as_ref())?.beside_host(&host.tree)
+                Planned::new(&host, &all(guest, devices), guest.pcie.as_ref())?.beside_host(&host.tree)
             };
             format!("{table}\n{LEGEND}")
         }
@@ -52,6 +52,10 @@ pub fn run(options: &TopologyOptions, out: &mut dyn Write) -> Result<(), Topolog
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(TopologyCommandError::Print(error)),
         _ => Ok(()),
     }
+}
+
+fn all(guest: &GuestArguments, devices: &[DeviceConfig]) -> Vec<DeviceConfig> {
+    guest.given.iter().chain(devices).cloned().collect()
 }
 
 fn host_of(file: Option<&PathBuf>) -> Result<RecordedHost, TopologyCommandError> {

@@ -1,0 +1,343 @@
+//! Hosts of `tests/topologies`, each replicated and booted with stand-ins for its devices: what the guest finds is as near to
+//! each other as on the host, below the same switches with the same links.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests end a test that cannot go on")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tests::guest::Guest;
+use tests::{Outcome, banyan};
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("topologies")
+}
+
+/// All recorded hosts.
+fn hosts() -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|ending| ending == "json")).collect();
+    files.sort();
+    assert!(files.len() >= 9, "{files:?}");
+    files
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// The functions of a recorded host, by address.
+fn functions(host: &Path) -> BTreeMap<String, Value> {
+    let file: Value = serde_json::from_str(&std::fs::read_to_string(host).unwrap()).unwrap();
+    let functions = file["functions"].as_array().unwrap().iter();
+    functions.map(|function| (function["at"].as_str().unwrap().to_owned(), function.clone())).collect()
+}
+
+/// The pairs of a matrix that `banyan topology matrix` printed: `a b` -> level.
+fn pairs(printed: &str) -> BTreeMap<(String, String), String> {
+    let mut lines = printed.lines().take_while(|line| !line.is_empty());
+    let names: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+    let mut pairs = BTreeMap::new();
+    for line in lines {
+        let mut cells = line.split_whitespace();
+        let row = cells.next().unwrap();
+        for (column, level) in names.iter().zip(cells).take_while(|(column, _)| **column != row) {
+            pairs.insert(((*column).to_owned(), row.to_owned()), level.to_owned());
+        }
+    }
+    pairs
+}
+
+fn host_matrix(host: &Path) -> BTreeMap<(String, String), String> {
+    pairs(&banyan(&["topology", "matrix", "--host", text(host)]).expect_code(0).stdout)
+}
+
+/// The devices of a matrix, in its order.
+fn devices(pairs: &BTreeMap<(String, String), String>) -> Vec<String> {
+    let mut names: Vec<String> = pairs.keys().flat_map(|(a, b)| [a.clone(), b.clone()]).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// What a guest reported of one function.
+#[derive(Debug, Default, Clone)]
+struct Seen {
+    words: BTreeMap<String, String>,
+}
+
+impl Seen {
+    fn get(&self, key: &str) -> &str {
+        self.words.get(key).map_or("", String::as_str)
+    }
+}
+
+/// A guest's report: functions by address, root buses with their nodes.
+#[derive(Debug, Default)]
+struct Report {
+    functions: BTreeMap<String, Seen>,
+    roots: BTreeMap<String, String>,
+}
+
+impl Report {
+    fn of(text: &str) -> Self {
+        let mut report = Self::default();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let pairs = words.iter().filter_map(|word| word.split_once('='));
+            match words[0] {
+                "root" => {
+                    report.roots.insert(words[1].to_owned(), words[2].trim_start_matches("node=").to_owned());
+                }
+                kind @ ("function" | "bridge" | "link") => {
+                    let at = if words[1].len() == 7 { format!("0000:{}", words[1]) } else { words[1].to_owned() };
+                    let seen = report.functions.entry(at).or_default();
+                    seen.words.extend(pairs.map(|(key, value)| (format!("{kind} {key}"), value.to_owned())));
+                }
+                _ => {}
+            }
+        }
+        report
+    }
+
+    /// The functions above `at`, the nearest first, then the root bus: whose secondary bus is that of the one before.
+    fn above(&self, at: &str) -> (Vec<String>, String) {
+        let mut path = Vec::new();
+        let mut bus = at[..7].to_owned();
+        while let Some((above, _)) =
+            self.functions.iter().find(|(above, seen)| format!("{}:{}", &above[..4], seen.get("bridge secondary")) == bus)
+        {
+            path.push(above.clone());
+            bus = above[..7].to_owned();
+        }
+        (path, bus)
+    }
+
+    /// How near two functions are, by what `nvidia-smi topo -m` goes by.
+    fn level(&self, a: &str, b: &str) -> &'static str {
+        let ((above_a, root_a), (above_b, root_b)) = (self.above(a), self.above(b));
+        let switches = |above: &[String]| {
+            above.iter().filter(|at| self.functions[*at].get("function type") == "upstream-port").cloned().collect::<Vec<_>>()
+        };
+        let (switches_a, switches_b) = (switches(&above_a), switches(&above_b));
+        if a[..10] == b[..10] || (!switches_a.is_empty() && switches_a.first() == switches_b.first()) {
+            "PIX"
+        } else if switches_a.iter().any(|switch| switches_b.contains(switch)) {
+            "PXB"
+        } else if self.roots[&root_a] != self.roots[&root_b] {
+            "SYS"
+        } else if root_a == root_b {
+            "PHB"
+        } else {
+            "NODE"
+        }
+    }
+}
+
+/// Boots a guest of `host` with `devices`, called d0, d1, ...; returns its report and where it finds them.
+fn boot(host: &Path, devices: &[String], pcie: &str) -> (Report, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report");
+    let named: Vec<String> = devices.iter().enumerate().map(|(index, at)| format!("{at},id=d{index}")).collect();
+    let named: Vec<&str> = named.iter().map(String::as_str).collect();
+    let arguments = ["--host", text(host), "--pcie", pcie];
+    let console = format!("file={}", path.display());
+    Guest::new("probe").with(&arguments).devices(&named).with(&["--debug-console", &console]).run().expect_code(0);
+    let report = Report::of(&std::fs::read_to_string(&path).unwrap());
+    let mut plan = vec!["topology", "plan", "--format", "json"];
+    plan.extend(arguments);
+    plan.extend(named.iter().flat_map(|device| ["--device", device]));
+    let plan: Value = serde_json::from_str(&banyan(&plan).expect_code(0).stdout).unwrap();
+    let mut found = BTreeMap::new();
+    for root in plan["root-complexes"].as_array().unwrap() {
+        collect(&root["functions"], &mut found);
+    }
+    (report, (0..devices.len()).map(|index| found[&format!("d{index}")].clone()).collect())
+}
+
+fn collect(functions: &Value, found: &mut BTreeMap<String, String>) {
+    for function in functions.as_array().into_iter().flatten() {
+        let word = |key: &str| function[key].as_str().unwrap_or_default().to_owned();
+        found.insert(word("name"), word("address"));
+        collect(&function["functions"], found);
+    }
+}
+
+/// Kind, ids, subsystem and link of each switch port of the host above `devices`, sorted; root ports by their link alone.
+fn ports_of_host(host: &Path, devices: &[String]) -> Vec<String> {
+    let functions = functions(host);
+    let mut above = BTreeMap::new();
+    for device in devices {
+        let mut on = functions[device]["on"].as_str().unwrap();
+        while let Some(port) = functions.get(on) {
+            above.insert(on.to_owned(), port.clone());
+            on = port["on"].as_str().unwrap();
+        }
+    }
+    let mut ports: Vec<String> = above
+        .values()
+        .map(|port| {
+            let word = |key: &str| port[key].as_str().unwrap_or("none");
+            // A port that tells no link shows that of the devices, which all have the same in such a file.
+            let link = if port["link"].is_null() { &functions[&devices[0]]["link"] } else { &port["link"] };
+            let link = format!("{} {}", link["max"].as_str().unwrap(), link["current"].as_str().unwrap());
+            match word("kind") {
+                "root-port" => format!("root-port {link}"),
+                kind => format!("{kind} {} {} {link}", word("ids"), word("subsystem")),
+            }
+        })
+        .collect();
+    ports.sort();
+    ports
+}
+
+fn ports_of_guest(report: &Report) -> Vec<String> {
+    let ports = report.functions.values().filter(|seen| !seen.get("bridge secondary").is_empty());
+    let mut ports: Vec<String> = ports
+        .map(|seen| {
+            let link = format!("{} {}", seen.get("link max"), seen.get("link now")).replace(',', " ");
+            match seen.get("function type") {
+                "root-port" => format!("root-port {link}"),
+                kind => format!("{kind} {} {} {link}", seen.get("function id"), seen.get("function subsystem")),
+            }
+        })
+        .collect();
+    ports.sort();
+    ports
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn every_host_is_found_again_in_the_guest_pair_by_pair_and_port_by_port() {
+    for host in hosts() {
+        let on_host = host_matrix(&host);
+        let all = devices(&on_host);
+        // All devices; every second one; the last half backwards.
+        let some: Vec<String> = all.iter().step_by(2).cloned().collect();
+        let half: Vec<String> = all.iter().skip(all.len() / 2).rev().cloned().collect();
+        for chosen in [&all, &some, &half] {
+            let (report, found) = boot(&host, chosen, "topology=host,gpu-order=topology");
+            for ((a, b), level) in &on_host {
+                let place = |name| Some(&found[chosen.iter().position(|at| at == name)?]);
+                if let (Some(at_a), Some(at_b)) = (place(a), place(b)) {
+                    assert_eq!(report.level(at_a, at_b), level, "{}: {a} and {b} at {at_a} and {at_b}", host.display());
+                }
+            }
+            assert_eq!(ports_of_guest(&report), ports_of_host(&host, chosen), "{}", host.display());
+            for at in &found {
+                assert!(at.ends_with(":00.0") || at.ends_with(":00.1"), "{at}");
+            }
+        }
+    }
+}
+
+/// How many pairs there are of each level: GPU-GPU, GPU-NIC and NIC-NIC.
+fn counts(host: &Path) -> [String; 3] {
+    let functions = functions(host);
+    let is_gpu = |at: &String| functions[at]["class"].as_str().unwrap().starts_with("03");
+    let mut counts: [BTreeMap<&str, usize>; 3] = Default::default();
+    let matrix = host_matrix(host);
+    for ((a, b), level) in &matrix {
+        let nics = usize::from(!is_gpu(a)) + usize::from(!is_gpu(b));
+        *counts[nics].entry(level.as_str()).or_default() += 1;
+    }
+    counts.map(|levels| levels.iter().map(|(level, count)| format!("{level} {count}")).collect::<Vec<_>>().join(" "))
+}
+
+#[test]
+fn the_hosts_have_as_many_pairs_of_each_level_as_their_sources_say() {
+    for (file, gpus, mixed, nics) in [
+        ("a100x-dpu", "SYS 1", "PXB 4 SYS 4", "PIX 2 SYS 4"),
+        ("ibm-gx3d-8h100", "PHB 12 SYS 16", "PHB 24 PIX 8 SYS 32", "PHB 12 SYS 16"),
+        ("hgx-h200", "PHB 3 SYS 3", "PHB 6 PIX 4 SYS 6", "PHB 3 SYS 3"),
+        ("h200-vm-flat", "", "PHB 1", ""),
+        ("aws-p4d", "PHB 8 PIX 4 SYS 16", "PHB 8 PIX 8 SYS 16", "PHB 2 SYS 4"),
+        ("aws-p5", "", "", "PHB 192 PIX 48 SYS 256"),
+        ("azure-ndv4", "PIX 4 SYS 24", "PIX 16 SYS 48", "PIX 4 SYS 24"),
+        ("hygon-dcu", "PXB 6", "PXB 4", ""),
+        ("dgx2", "NODE 32 PIX 8 PXB 16 SYS 64", "", ""),
+    ] {
+        assert_eq!(counts(&folder().join(file).with_extension("json")), [gpus, mixed, nics].map(str::to_owned), "{file}");
+    }
+}
+
+/// The tree that a guest prints, without addresses of other root buses and ids.
+fn tree(outcome: &Outcome) -> String {
+    outcome.expect_code(0).stdout.lines().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn the_shapes_of_kata_s_reference_architecture_are_printed_by_guests() {
+    let host = folder().join("a100x-dpu.json");
+    let devices = |names: [&str; 4]| {
+        let at = |name: &str| match name {
+            "gpu0" => "0000:41:00.0,id=gpu0",
+            "nic0" => "0000:3d:00.0,id=nic0",
+            "gpu1" => "0000:de:00.0,id=gpu1",
+            _ => "0000:da:00.0,id=nic1",
+        };
+        names.map(at)
+    };
+    let print = |pcie: &str, names| {
+        tree(&Guest::new("probe").with(&["--host", text(&host), "--pcie", pcie]).devices(&devices(names)).run())
+    };
+    // Flat root ports with spare ones: two NICs, two GPUs, four empty.
+    let flat = print("topology=root-ports,root-ports=4,hot-plug=no-port", ["nic0", "nic1", "gpu0", "gpu1"]);
+    assert_eq!(
+        flat,
+        "\
+-[0000:00]-+-00.0-[01]----00.0  15b3:a2d6 16GT/s x16
+           +-01.0-[02]----00.0  15b3:a2d6 16GT/s x16
+           +-02.0-[03]----00.0  10de:20b8 16GT/s x16
+           +-03.0-[04]----00.0  10de:20b8 16GT/s x16
+           +-04.0-[05]--
+           +-04.1-[06]--
+           +-04.2-[07]--
+           \\-04.3-[08]--"
+    );
+    // Two switches, a GPU and a NIC below each.
+    let switches = print("topology=switch,switches=2,hot-plug=no-port", ["gpu0", "nic0", "nic1", "gpu1"]);
+    assert_eq!(
+        switches,
+        "\
+-[0000:00]-+-00.0-[01-04]----00.0-[02-04]--+-00.0-[03]----00.0  10de:20b8 16GT/s x16
+           |                               \\-01.0-[04]----00.0  15b3:a2d6 16GT/s x16
+           \\-00.1-[05-08]----00.0-[06-08]--+-00.0-[07]----00.0  15b3:a2d6 16GT/s x16
+                                           \\-01.0-[08]----00.0  10de:20b8 16GT/s x16"
+    );
+    // As on the host: the GPU behind a switch of its own, each card on its root complex.
+    let replica = print("topology=host", ["gpu0", "nic0", "gpu1", "nic1"]);
+    assert_eq!(
+        replica,
+        "\
+-[0000:00]---00.0-[01-06]----00.0-[02-06]--+-00.0-[03-05]----00.0-[04-05]----00.0-[05]----00.0  10de:20b8 16GT/s x16
+                                           \\-01.0-[06]----00.0  15b3:a2d6 16GT/s x16
+-[0000:07]---00.0-[08-0d]----00.0-[09-0d]--+-00.0-[0a-0c]----00.0-[0b-0c]----00.0-[0c]----00.0  10de:20b8 16GT/s x16
+                                           \\-01.0-[0d]----00.0  15b3:a2d6 16GT/s x16"
+    );
+}
+
+#[test]
+fn an_order_of_gpus_that_the_host_s_tree_cannot_have_is_refused() {
+    let host = folder().join("aws-p4d.json");
+    let run = |pcie: &str| {
+        banyan(&[
+            "run",
+            "--dry-run",
+            "--host",
+            text(&host),
+            "--pcie",
+            pcie,
+            "--device",
+            "0000:10:1c.0,id=a",
+            "--device",
+            "0000:20:1c.0,id=b",
+            "--device",
+            "0000:10:1d.0,id=c",
+        ])
+    };
+    run("topology=host").expect_code(1).expect_error(&["GPU b was given before GPU c", "a, c, b", "gpu-order=topology"]);
+    run("topology=host,gpu-order=topology").expect_code(0).expect_output(&["another order than given: a, c, b"]);
+    run("topology=root-ports").expect_code(0);
+}
