@@ -5,12 +5,15 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use api::config::DiskConfig;
+use api::config::{DiskConfig, FsConfig, MacAddress, NetConfig};
 use api::http::{ListenError, Listening};
+use devices::virtio::net::tap::{Tap, TapError};
+use devices::virtio::vhost_user::{Connection, ConnectionError, RemoteSpec, Served};
 use pci::topology::Name;
 use thiserror::Error;
 
@@ -24,6 +27,10 @@ pub enum Backend {
     Listening(Arc<Listening>),
     /// A source of random numbers.
     Random(File),
+    /// Queues of a tap, and the address that the guest has.
+    Taps(Vec<Arc<Tap>>, MacAddress),
+    /// A process that serves the device.
+    Server(Arc<Connection>),
 }
 
 /// The host's sides of all devices, by name.
@@ -56,6 +63,14 @@ impl Backends {
         Ok(shared)
     }
 
+    /// Takes over the side of a device `name` that is to come: `taps`, queues of a tap that another process opened.
+    pub fn take_taps(&self, name: &Name, net: &NetConfig, taps: Vec<OwnedFd>) -> Result<(), BackendError> {
+        let taps = taps.into_iter().map(|fd| Tap::from_descriptor(fd).map(Arc::new)).collect::<Result<_, _>>()?;
+        let backend = Backend::Taps(taps, address(net)?);
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), backend);
+        Ok(())
+    }
+
     /// Closes the side of a device that has left for good.
     pub fn close(&self, name: &Name) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
@@ -68,6 +83,15 @@ impl Backend {
             Virtio::Disk(disk) => open_disk(disk).map(Self::Image),
             Virtio::Vsock(vsock) => Ok(Self::Listening(Arc::new(Listening::at(&vsock.socket)?))),
             Virtio::Rng(rng) => open_random(&rng.source).map(Self::Random),
+            Virtio::Net(net) => {
+                let name = net.tap.as_deref().ok_or(BackendError::NoTap)?;
+                let taps = Tap::open(name, usize::from(net.queues / 2))?;
+                Ok(Self::Taps(taps.into_iter().map(Arc::new).collect(), address(net)?))
+            }
+            Virtio::Folder(folder) => {
+                let connection = Connection::open(&folder.socket, folder_spec(folder).all_queues())?;
+                Ok(Self::Server(Arc::new(connection)))
+            }
         }
     }
 
@@ -77,8 +101,27 @@ impl Backend {
             Self::Image(file) => file.try_clone().map(Self::Image).map_err(BackendError::Descriptor),
             Self::Listening(socket) => Ok(Self::Listening(Arc::clone(socket))),
             Self::Random(file) => file.try_clone().map(Self::Random).map_err(BackendError::Descriptor),
+            Self::Taps(taps, mac) => Ok(Self::Taps(taps.clone(), *mac)),
+            Self::Server(connection) => Ok(Self::Server(Arc::clone(connection))),
         }
     }
+}
+
+/// What is served of a shared folder.
+pub(crate) fn folder_spec(folder: &FsConfig) -> RemoteSpec {
+    RemoteSpec { served: Served::Folder { tag: folder.tag.clone() }, queues: folder.queues, queue_size: folder.queue_size }
+}
+
+/// The address of an interface: that of its configuration, or a random one that is locally administered.
+fn address(net: &NetConfig) -> Result<MacAddress, BackendError> {
+    if let Some(mac) = net.mac {
+        return Ok(mac);
+    }
+    let mut random = [0; 5];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| BackendError::Address(error.into()))?;
+    let [a, b, c, d, e] = random;
+    Ok(MacAddress([0x02, a, b, c, d, e]))
 }
 
 /// Opens the image of a disk. Never waits, as opening a FIFO would.
@@ -139,6 +182,18 @@ pub enum BackendError {
         #[source]
         source: io::Error,
     },
+    /// A tap.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// Neither a name nor descriptors.
+    #[error("a network interface needs a tap: give its name")]
+    NoTap,
+    /// A server.
+    #[error(transparent)]
+    Server(#[from] ConnectionError),
+    /// No random address.
+    #[error("cannot make up a hardware address: give one")]
+    Address(#[source] io::Error),
     /// No descriptor.
     #[error("cannot keep a file open: the limit of open files is reached (ulimit -n)")]
     Descriptor(#[source] io::Error),

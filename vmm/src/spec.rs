@@ -97,6 +97,9 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     if let Some(what) = virtio::missing(config) {
         return Err(SpecError::NoDevice { what });
     }
+    if !config.filesystems.is_empty() && !config.memory.shared {
+        return Err(SpecError::PrivateMemory);
+    }
     let mut spec = Spec::default();
     let file = config.topology.as_ref();
     if file.is_some() && config.pcie.topology == TopologyPolicy::Host {
@@ -500,6 +503,9 @@ pub enum SpecError {
         /// Which.
         what: &'static str,
     },
+    /// Memory that a device's server could not map.
+    #[error("a shared folder needs memory that its server can map: give --memory shared=on (`shared` in the API)")]
+    PrivateMemory,
     /// A clique that the device cannot show.
     #[error("device {name}")]
     Clique {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use super::flags::{Flag, FlagError, Pairs};
-use super::virtio::RateLimit;
+use super::rate_limit::RateLimit;
 
 /// `--disk`: a raw image or block device, shown as a virtio-blk device on the root bus.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]

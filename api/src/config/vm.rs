@@ -7,14 +7,15 @@ use super::boot::Payload;
 use super::cpu::CpuConfig;
 use super::device::DeviceConfig;
 use super::disk::DiskConfig;
+use super::folder::FsConfig;
 use super::growth::{CpuTopology, GrowthConfig};
 use super::memory::MemoryConfig;
+use super::net::NetConfig;
 use super::numa::NumaConfig;
 use super::output::OutputConfig;
 use super::pcie::PcieConfig;
 use super::rng::RngConfig;
 use super::topology::TopologyConfig;
-use super::virtio::{FsConfig, NetConfig};
 use super::vsock::VsockConfig;
 
 /// Everything that a machine is made of.

@@ -35,6 +35,10 @@ pub trait Device: Send {
     fn kind(&self) -> Kind;
     /// Device feature bits, 0 to 23 and 50 upwards; the transport adds its own.
     fn features(&self) -> u64;
+    /// Which of the transport's own features are offered: all, unless somebody else works on the rings.
+    fn transport_features(&self) -> u64 {
+        feature::TRANSPORT
+    }
     /// Most entries of each queue, powers of two; at most [`layout::MAX_QUEUES`] queues.
     fn queue_sizes(&self) -> &[u16];
     /// Device configuration as bytes. Its length does not change; after a change of content, say
@@ -111,7 +115,7 @@ impl<D: Device> VirtioFunction<D> {
         });
         let Some(window) = window else { unreachable!("the layout has a window capability") };
         Ok(Self {
-            common: CommonRegs::new(device.features() | feature::TRANSPORT, sizes, vectors),
+            common: CommonRegs::new(device.features() | device.transport_features(), sizes, vectors),
             window,
             signals: Arc::new(Signals::new(registers.interrupts(), sizes.len())),
             memory,

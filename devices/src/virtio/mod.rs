@@ -13,6 +13,9 @@
 //! | what does a disk do with a request? | [`block`] |
 //! | where do random numbers come from? | [`rng`] |
 //! | who talks over sockets between guest and host? | [`vsock`] |
+//! | how do packets come and go? | [`net`] |
+//! | how does another process serve a device? | [`vhost_user`] |
+//! | how fast may requests pass? | [`limit`] |
 //!
 //! A doorbell costs the guest one exit and writes an eventfd; a worker thread takes it from there and reads and writes
 //! guest memory in place. Threads live from `DRIVER_OK` to the reset. Everything in a ring is the guest's word: a chain
@@ -24,11 +27,15 @@ pub mod common;
 pub mod function;
 pub mod kind;
 pub mod layout;
+pub mod limit;
+pub mod net;
 pub mod ring;
 pub mod rng;
 pub mod signals;
 #[cfg(test)]
 mod testing;
+mod vectored;
+pub mod vhost_user;
 pub mod vsock;
 pub mod window;
 pub mod worker;

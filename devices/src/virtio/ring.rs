@@ -1,10 +1,12 @@
 //! One queue at work: takes chains of descriptors off it, gives them back, signals as the driver asked for it.
 
+use std::num::Wrapping;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::atomic::GuestMemoryLoadGuard;
-use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 
 use super::signals::Signals;
 use super::worker::{Bell, Stop};
@@ -23,6 +25,8 @@ pub struct Ring {
     bell: Arc<Bell>,
     memory: Memory,
     signals: Arc<Signals>,
+    /// Where the used ring stood when the driver was last told.
+    told: u16,
 }
 
 /// The ring makes no sense: only a reset helps.
@@ -50,7 +54,8 @@ pub enum Served {
 
 impl Ring {
     pub(super) fn new(index: usize, queue: Queue, bell: Arc<Bell>, memory: Memory, signals: Arc<Signals>) -> Self {
-        Self { index, queue, bell, memory, signals }
+        let told = queue.next_used();
+        Self { index, queue, bell, memory, signals, told }
     }
 
     /// Its number.
@@ -90,6 +95,41 @@ impl Ring {
         self.queue.go_to_previous_position();
     }
 
+    /// Whether the function may touch guest memory.
+    #[must_use]
+    pub fn allowed(&self) -> bool {
+        self.signals.bus_master()
+    }
+
+    /// Where the next buffer is taken, for [`Ring::rewind`].
+    #[must_use]
+    pub fn position(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
+    /// Puts all buffers back that were taken since `position`.
+    pub fn rewind(&mut self, position: u16) {
+        self.queue.set_next_avail(position);
+    }
+
+    /// Gives several buffers to the driver in one step, pairs of head and bytes written: a packet that lies in several must
+    /// not be seen before all of them (virtio 1.2 5.1.6.3.2). [`Ring::tell`] follows.
+    pub fn push_all(&mut self, memory: &GuestMemoryMmap, buffers: &[(u16, u32)]) -> Result<(), Corrupt> {
+        let Some(((head, len), before)) = buffers.split_last() else { return Ok(()) };
+        let size = u64::from(self.queue.size().max(1));
+        let mut next = Wrapping(self.queue.next_used());
+        for (head, len) in before {
+            let entry = 4 + 8 * (u64::from(next.0) % size);
+            let at = GuestAddress(self.queue.used_ring().checked_add(entry).ok_or(Corrupt)?);
+            let [a, b, c, d] = u32::from(*head).to_le_bytes();
+            let [e, f, g, h] = len.to_le_bytes();
+            memory.write_slice(&[a, b, c, d, e, f, g, h], at).map_err(|_| Corrupt)?;
+            next += 1;
+        }
+        self.queue.set_next_used(next.0);
+        self.push(memory, *head, *len)
+    }
+
     /// Gives a buffer to the driver, `len` bytes of it written. [`Ring::tell`] follows, once for several of them.
     pub fn push(&mut self, memory: &GuestMemoryMmap, head: u16, len: u32) -> Result<(), Corrupt> {
         Ok(self.queue.add_used(memory, head, len)?)
@@ -97,10 +137,29 @@ impl Ring {
 
     /// Interrupts the driver, if it wants to hear of the buffers that it was given.
     pub fn tell(&mut self, memory: &GuestMemoryMmap) -> Result<(), Corrupt> {
-        if self.queue.needs_notification(memory)? {
+        if self.wanted(memory)? {
             self.signals.used(self.index);
         }
+        self.told = self.queue.next_used();
         Ok(())
+    }
+
+    /// Whether the driver wants an interrupt for what was used since it was last told (virtio 1.2 2.7.7 and 2.7.10).
+    fn wanted(&self, memory: &GuestMemoryMmap) -> Result<bool, Corrupt> {
+        let (old, new) = (Wrapping(self.told), Wrapping(self.queue.next_used()));
+        if new == old {
+            return Ok(false);
+        }
+        // The driver sees the used index before its wish is read.
+        fence(Ordering::SeqCst);
+        let driver = self.queue.avail_ring();
+        let word = |at: u64| memory.load::<u16>(GuestAddress(at), Ordering::Acquire).map(u16::from_le).map_err(|_| Corrupt);
+        if self.queue.event_idx_enabled() {
+            let event = driver.checked_add(4 + 2 * u64::from(self.queue.size())).ok_or(Corrupt)?;
+            return Ok(new - Wrapping(word(event)?) - Wrapping(1) < new - old);
+        }
+        // VIRTQ_AVAIL_F_NO_INTERRUPT.
+        Ok(word(driver)? & 1 == 0)
     }
 
     /// Asks the driver not to ring.

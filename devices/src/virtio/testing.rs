@@ -52,7 +52,12 @@ pub(super) struct Driver<D: Device> {
 impl<D: Device> Driver<D> {
     /// A machine with `device`, which nobody has touched.
     pub(super) fn new(device: D) -> Self {
-        let memory = Memory::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
+        Self::with_memory(device, GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap())
+    }
+
+    /// The same with other memory of [`RAM`] bytes from address 0.
+    pub(super) fn with_memory(device: D, memory: GuestMemoryMmap) -> Self {
+        let memory = Memory::new(memory);
         let msi = Arc::new(FakeMsi::default());
         let function = VirtioFunction::with_device(device, memory.clone(), msi.clone()).unwrap();
         Self { function, memory, msi, lanes: Vec::new() }

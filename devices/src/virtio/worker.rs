@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
 /// A queue's doorbell. It lives as long as the function; a ring that nobody took yet wakes the next worker once.
@@ -35,6 +37,28 @@ impl Bell {
             }
         }
         false
+    }
+
+    /// Waits until somebody rings, `other` is ready, or `time` has passed. False when the worker should end.
+    #[must_use]
+    pub fn wait_or(&self, stop: &Stop, other: Option<(BorrowedFd<'_>, PollFlags)>, time: Option<Duration>) -> bool {
+        let mut waited = vec![PollFd::new(self, PollFlags::IN)];
+        waited.extend(other.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
+        let time = time
+            .map(|time| Timespec { tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() });
+        match poll(&mut waited, time.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+        if waited.first().is_some_and(|bell| bell.revents().contains(PollFlags::IN)) {
+            self.take();
+        }
+        !stop.stopped()
+    }
+
+    /// The event, for somebody else to wait for.
+    pub(crate) fn event(&self) -> &EventFd {
+        &self.0
     }
 
     /// Forgets rings. Only for the one who waits for the descriptor to be readable, when it is: otherwise this waits.

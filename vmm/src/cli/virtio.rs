@@ -1,6 +1,6 @@
 //! Flags of `banyan run` for virtio devices beside disks.
 
-use api::config::{RngConfig, VmConfig, VsockConfig};
+use api::config::{FsConfig, NetConfig, RngConfig, VmConfig, VsockConfig};
 use clap::Args;
 
 use super::keyed;
@@ -9,6 +9,34 @@ const HEADING: &str = "virtio devices";
 
 #[derive(Debug, Args)]
 pub(super) struct VirtioArguments {
+    /// Network interface (repeatable) on a tap, such as tap0; keys: tap, mac, ...
+    ///
+    ///   tap=NAME             made if it is not there and this user may; a
+    ///                        bare NAME is enough
+    ///   mac=ADDRESS          the guest's [default: a random one]
+    ///   queues=N             receive and transmit counted each [default: 2]
+    ///   queue-size=N         entries of each, a power of two [default: 256]
+    ///   mtu=N                largest packet, told to the guest
+    ///   offload=on|off       checksums and large packets may be left to the
+    ///                        other side [default: on]
+    ///   id=NAME              name in trees [default: net0, net1, ...]
+    #[arg(long = "net", value_name = "TAP[,KEY=VALUE...]", value_parser = keyed::<NetConfig>, help_heading = HEADING)]
+    #[arg(verbatim_doc_comment)]
+    nets: Vec<NetConfig>,
+
+    /// Shared folder (repeatable), served by virtiofsd or the like; keys: socket, tag, ...
+    ///
+    ///   socket=PATH          where the server listens; a bare PATH is enough
+    ///   tag=TEXT             what the guest mounts: mount -t virtiofs TEXT
+    ///   queues=N             request queues [default: 1]
+    ///   queue-size=N         entries of each [default: 1024]
+    ///   id=NAME              name in trees [default: fs0, fs1, ...]
+    ///
+    /// The server maps the guest's memory: it needs --memory shared=on.
+    #[arg(long = "fs", value_name = "SOCKET,tag=TEXT[,KEY=VALUE...]", value_parser = keyed::<FsConfig>, help_heading = HEADING)]
+    #[arg(verbatim_doc_comment)]
+    filesystems: Vec<FsConfig>,
+
     /// Sockets between guest and host; keys: cid, socket, id
     ///
     ///   cid=N                the guest's context id, 3 or more
@@ -29,6 +57,8 @@ pub(super) struct VirtioArguments {
 
 impl VirtioArguments {
     pub(super) fn apply(self, config: &mut VmConfig) {
+        config.nets = self.nets;
+        config.filesystems = self.filesystems;
         config.vsock = self.vsock;
         config.rng = self.rng;
     }

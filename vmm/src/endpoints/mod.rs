@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use devices::stub::{StubError, StubFunction};
 use devices::vfio::iommu::DomainError;
 use devices::vfio::{Domain, Hardware, HostFunction, Placement, VfioError, VfioFunction, VfioOptions};
+use devices::virtio::net::NetError;
+use devices::virtio::vhost_user::RemoteError;
 use devices::virtio::{BlockError, Memory, VirtioError};
 use pci::address::HostBdf;
 use pci::bar::BarSpec;
@@ -256,4 +258,10 @@ pub enum FunctionError {
     /// A disk.
     #[error(transparent)]
     Block(#[from] BlockError),
+    /// A network interface.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// A device that another process serves.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
 }

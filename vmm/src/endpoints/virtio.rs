@@ -1,16 +1,22 @@
 //! Makes virtio devices around what they use of the host.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use api::config::{NetConfig, RateLimit, TokenBucket};
 use devices::virtio::block::{BlockFunction, BlockSpec, SERIAL_LEN};
+use devices::virtio::limit::{BucketSpec, LimitSpec};
+use devices::virtio::net::tap::Offloads;
+use devices::virtio::net::{NetFunction, NetSpec};
 use devices::virtio::rng::Rng;
+use devices::virtio::vhost_user::RemoteFunction;
 use devices::virtio::vsock::{Vsock, VsockSpec};
 use devices::virtio::{Device, Memory, VirtioFunction};
 use pci::function::Shared;
 use pci::seams::MsiPort;
 
 use super::{Factory, FunctionError};
-use crate::backends::Backend;
+use crate::backends::{Backend, folder_spec};
 use crate::spec::Virtio;
 
 impl Factory {
@@ -32,6 +38,20 @@ impl Factory {
                 function(Vsock::new(name, spec).map_err(failed)?, memory, msi)?
             }
             (Virtio::Rng(_), Backend::Random(file)) => function(Rng::new(name, file).map_err(failed)?, memory, msi)?,
+            (Virtio::Net(net), Backend::Taps(taps, mac)) => {
+                let spec = NetSpec {
+                    taps,
+                    mac: mac.0,
+                    mtu: net.mtu,
+                    queue_size: net.queue_size,
+                    offloads: offloads(net),
+                    limit: limit(&net.rate_limit),
+                };
+                Arc::new(Mutex::new(NetFunction::new(name, spec, memory, msi)?))
+            }
+            (Virtio::Folder(folder), Backend::Server(connection)) => {
+                Arc::new(Mutex::new(RemoteFunction::new(name, &folder_spec(folder), connection, memory, msi)?))
+            }
             _ => return Err(FunctionError::Unknown),
         })
     }
@@ -39,4 +59,18 @@ impl Factory {
 
 fn function<D: Device + 'static>(device: D, memory: Memory, msi: Arc<dyn MsiPort>) -> Result<Shared, FunctionError> {
     Ok(Arc::new(Mutex::new(VirtioFunction::with_device(device, memory, msi)?)))
+}
+
+fn offloads(net: &NetConfig) -> Offloads {
+    let tcp = net.offload_tcp;
+    Offloads { checksum: net.offload_checksum, tcp4: tcp, tcp6: tcp, ecn: tcp, udp: net.offload_udp }
+}
+
+fn limit(config: &RateLimit) -> LimitSpec {
+    let bucket = |bucket: TokenBucket| BucketSpec {
+        size: bucket.size,
+        burst: bucket.one_time_burst.unwrap_or(0),
+        refill: Duration::from_millis(bucket.refill_ms),
+    };
+    LimitSpec { bytes: config.bandwidth.map(bucket), requests: config.operations.map(bucket) }
 }

@@ -1,6 +1,6 @@
 //! Which virtio devices a configuration asks for, in the order in which the guest finds them.
 
-use api::config::{DiskConfig, RngConfig, VmConfig, VsockConfig};
+use api::config::{DiskConfig, FsConfig, NetConfig, RngConfig, VmConfig, VsockConfig};
 use devices::virtio::{Kind, layout};
 use pci::topology::{EndpointSpec, Name};
 
@@ -13,6 +13,10 @@ pub enum Virtio {
     Vsock(VsockConfig),
     /// Random numbers.
     Rng(RngConfig),
+    /// Network interface.
+    Net(NetConfig),
+    /// Shared folder.
+    Folder(FsConfig),
 }
 
 impl Virtio {
@@ -23,6 +27,8 @@ impl Virtio {
             Self::Disk(_) => Kind::Block,
             Self::Vsock(_) => Kind::Socket,
             Self::Rng(_) => Kind::Entropy,
+            Self::Net(_) => Kind::Net,
+            Self::Folder(_) => Kind::FileSystem,
         }
     }
 
@@ -33,6 +39,8 @@ impl Virtio {
             Self::Disk(disk) => disk.path.display().to_string(),
             Self::Vsock(vsock) => format!("context id {}, {}", vsock.cid, vsock.socket.display()),
             Self::Rng(rng) => rng.source.display().to_string(),
+            Self::Net(net) => net.tap.clone().unwrap_or_default(),
+            Self::Folder(folder) => folder.tag.clone(),
         }
     }
 
@@ -52,15 +60,17 @@ pub fn devices(config: &VmConfig) -> Vec<(Name, Virtio)> {
     let disks = disks.map(|(index, disk)| (named(&disk.id, "disk", index), Virtio::Disk(disk.clone())));
     let vsock = config.vsock.iter().map(|vsock| (named(&vsock.id, "vsock", 0), Virtio::Vsock(vsock.clone())));
     let rng = config.rng.iter().map(|rng| (named(&None, "rng", 0), Virtio::Rng(rng.clone())));
-    disks.chain(vsock).chain(rng).collect()
+    let nets = config.nets.iter().enumerate();
+    let nets = nets.map(|(index, net)| (named(&net.id, "net", index), Virtio::Net(net.clone())));
+    let folders = config.filesystems.iter().enumerate();
+    let folders = folders.map(|(index, folder)| (named(&folder.id, "fs", index), Virtio::Folder(folder.clone())));
+    disks.chain(nets).chain(folders).chain(vsock).chain(rng).collect()
 }
 
 /// A device that is asked for and that this program does not have.
 #[must_use]
 pub fn missing(config: &VmConfig) -> Option<&'static str> {
     [
-        (!config.nets.is_empty(), "network device (net)"),
-        (!config.filesystems.is_empty(), "shared folder device (fs)"),
         (config.balloon.is_some(), "balloon"),
         (!matches!(config.console, api::config::OutputConfig::Off), "virtio console (console)"),
         (config.watchdog, "watchdog"),

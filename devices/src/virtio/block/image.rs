@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 
 use vm_memory::VolatileSlice;
 
-/// Slices of one system call (`IOV_MAX`).
-const SLICES: usize = 1024;
+use crate::virtio::vectored::{Call, SLICES, vectored};
+
 /// Bytes of one system call: a stop need not wait longer than for these.
 const BYTES: usize = 16 << 20;
 
@@ -68,7 +68,11 @@ impl Image {
             if stopped() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            match self.vectored(direction, &batch, offset) {
+            let call = match direction {
+                Direction::Read => Call::ReadAt(offset),
+                Direction::Write => Call::WriteAt(offset),
+            };
+            match vectored(self.file.as_fd(), call, &batch) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(moved) => {
                     left.advance(moved);
@@ -78,26 +82,6 @@ impl Image {
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    fn vectored(&self, direction: Direction, slices: &[VolatileSlice<'_>], offset: u64) -> io::Result<usize> {
-        let guards: Vec<_> = slices.iter().map(|slice| (slice.ptr_guard_mut(), slice.len())).collect();
-        let vectors: Vec<_> =
-            guards.iter().map(|(guard, len)| libc::iovec { iov_base: guard.as_ptr().cast(), iov_len: *len }).collect();
-        let count = libc::c_int::try_from(vectors.len()).map_err(io::Error::other)?;
-        let offset = libc::off64_t::try_from(offset).map_err(io::Error::other)?;
-        let (fd, first) = (self.file.as_raw_fd(), vectors.as_ptr());
-        // SAFETY: `first` points to `count` vectors, each of which lies in a guest memory mapping that its slice keeps
-        // mapped and writable while `guards` lives. Guest memory has no Rust references into it, so the kernel may change
-        // it, as vCPUs do.
-        let moved = unsafe {
-            match direction {
-                Direction::Read => libc::preadv64(fd, first, count, offset),
-                Direction::Write => libc::pwritev64(fd, first, count, offset),
-            }
-        };
-        drop(guards);
-        usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 }
 

@@ -1,0 +1,232 @@
+//! Which tap is a network interface.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::flags::{Flag, FlagError, Pairs};
+use super::rate_limit::RateLimit;
+
+/// `--net`: a virtio-net device on the root bus. Its queues come by the name of a tap, or, with the HTTP API, as descriptors.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Fields")]
+pub struct NetConfig {
+    /// Name of the device; by default `net0`, `net1`, ...
+    pub id: Option<String>,
+    /// The guest's address; by default one that is made up.
+    pub mac: Option<MacAddress>,
+    /// A tap of the host, opened by its name.
+    pub tap: Option<String>,
+    /// Queues, receive and transmit counted each: an even number, at least 2.
+    pub queues: u16,
+    /// Entries of a queue, a power of two.
+    pub queue_size: u16,
+    /// Largest packet, announced to the guest.
+    pub mtu: Option<u16>,
+    /// Checksums may be left to the other side.
+    pub offload_checksum: bool,
+    /// TCP packets may be larger than the link allows.
+    pub offload_tcp: bool,
+    /// So may UDP packets.
+    pub offload_udp: bool,
+    /// How much may pass.
+    pub rate_limit: RateLimit,
+}
+
+impl Default for NetConfig {
+    /// One pair of queues of 256 entries, every offload.
+    fn default() -> Self {
+        Self {
+            id: None,
+            mac: None,
+            tap: None,
+            queues: 2,
+            queue_size: 256,
+            mtu: None,
+            offload_checksum: true,
+            offload_tcp: true,
+            offload_udp: true,
+            rate_limit: RateLimit::default(),
+        }
+    }
+}
+
+/// Six bytes, written `02:00:00:00:00:01`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for MacAddress {
+    type Err = MacError;
+
+    fn from_str(text: &str) -> Result<Self, MacError> {
+        let wrong = || MacError { text: text.to_owned() };
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit()));
+            *byte = part.and_then(|part| u8::from_str_radix(part, 16).ok()).ok_or_else(wrong)?;
+        }
+        if parts.next().is_some() { Err(wrong()) } else { Ok(Self(bytes)) }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Fields {
+    tap: String,
+    id: Option<String>,
+    mac: Option<String>,
+    queues: Option<u16>,
+    queue_size: Option<u16>,
+    mtu: Option<u16>,
+    offload: Option<bool>,
+}
+
+impl TryFrom<Fields> for NetConfig {
+    type Error = NetError;
+
+    fn try_from(fields: Fields) -> Result<Self, NetError> {
+        let standard = Self::default();
+        let mac = fields.mac.map(|mac| mac.parse()).transpose()?;
+        let queues = fields.queues.unwrap_or(standard.queues);
+        if !(2..=32).contains(&queues) || !queues.is_multiple_of(2) {
+            return Err(NetError::Queues { queues });
+        }
+        let queue_size = fields.queue_size.unwrap_or(standard.queue_size);
+        if !queue_size.is_power_of_two() || queue_size > 32_768 {
+            return Err(NetError::QueueSize { queue_size });
+        }
+        // As small as IPv4 allows (RFC 791).
+        if let Some(mtu @ ..68) = fields.mtu {
+            return Err(NetError::Mtu { mtu });
+        }
+        let offload = fields.offload.unwrap_or(true);
+        Ok(Self {
+            id: fields.id,
+            mac,
+            tap: Some(fields.tap),
+            queues,
+            queue_size,
+            mtu: fields.mtu,
+            offload_checksum: offload,
+            offload_tcp: offload,
+            offload_udp: offload,
+            rate_limit: RateLimit::default(),
+        })
+    }
+}
+
+impl FromStr for NetConfig {
+    type Err = FlagError;
+
+    fn from_str(text: &str) -> Result<Self, FlagError> {
+        Flag { name: "--net", first: "tap" }.parse(text)
+    }
+}
+
+impl fmt::Display for NetConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let standard = Self::default();
+        let mut pairs = Pairs::new(f);
+        pairs.optional("tap", self.tap.as_ref().map(|tap| tap as _))?;
+        pairs.optional("id", self.id.as_ref().map(|id| id as _))?;
+        pairs.optional("mac", self.mac.as_ref().map(|mac| mac as _))?;
+        if self.queues != standard.queues {
+            pairs.pair("queues", &self.queues)?;
+        }
+        if self.queue_size != standard.queue_size {
+            pairs.pair("queue-size", &self.queue_size)?;
+        }
+        pairs.optional("mtu", self.mtu.as_ref().map(|mtu| mtu as _))?;
+        pairs.switch("offload", self.offload_checksum, true)
+    }
+}
+
+/// Keys of `--net` that cannot be.
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
+pub enum NetError {
+    /// No address.
+    #[error(transparent)]
+    Mac(#[from] MacError),
+    /// No pairs.
+    #[error("{queues} queues are not possible; receive and transmit count each, so give an even number from 2 to 32")]
+    Queues {
+        /// What was given.
+        queues: u16,
+    },
+    /// No size of a ring.
+    #[error("a queue of {queue_size} entries is not possible; give a power of two up to 32768")]
+    QueueSize {
+        /// What was given.
+        queue_size: u16,
+    },
+    /// Too small.
+    #[error("an MTU of {mtu} is not possible; the smallest is 68")]
+    Mtu {
+        /// What was given.
+        mtu: u16,
+    },
+}
+
+/// No hardware address.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{text}` is no hardware address; write six bytes as 02:00:00:00:00:01")]
+pub struct MacError {
+    text: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hardware_address_has_exactly_six_bytes() {
+        assert_eq!("02:00:00:00:00:0A".parse(), Ok(MacAddress([2, 0, 0, 0, 0, 10])));
+        assert_eq!(MacAddress([2, 0, 0, 0, 0, 10]).to_string(), "02:00:00:00:00:0a");
+        for text in [
+            "",
+            "02:00:00:00:00",
+            "02:00:00:00:00:01:02",
+            "2:0:0:0:0:1",
+            "02-00-00-00-00-01",
+            "0g:00:00:00:00:01",
+            "+2:00:00:00:00:01",
+        ] {
+            assert!(text.parse::<MacAddress>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_printed_reads_back() {
+        for text in ["tap0", "tap=t1,id=eth,mac=02:00:00:00:00:01,queues=8,queue-size=512,mtu=9000,offload=off"] {
+            let config: NetConfig = text.parse().unwrap();
+            assert_eq!(config.to_string().parse(), Ok(config), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_an_interface_cannot_have_is_refused_with_the_limit() {
+        let cases = [
+            ("tap0,queues=3", "even number from 2 to 32"),
+            ("tap0,queues=34", "even number from 2 to 32"),
+            ("tap0,queue-size=300", "power of two"),
+            ("tap0,mtu=67", "smallest is 68"),
+            ("tap0,mac=zz", "six bytes"),
+            ("mac=02:00:00:00:00:01", "`tap` is missing"),
+        ];
+        for (text, expected) in cases {
+            let error = text.parse::<NetConfig>().unwrap_err();
+            let text = format!("{error}");
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+}

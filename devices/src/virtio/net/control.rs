@@ -1,0 +1,79 @@
+//! What a driver asks of the control queue (virtio 1.2 5.1.6.5): how many pairs of queues are in use, and which offloads it can
+//! take.
+
+use std::io;
+use std::sync::Arc;
+
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_CTRL_GUEST_OFFLOADS, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET, VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET,
+    VIRTIO_NET_ERR, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_GUEST_UFO, VIRTIO_NET_OK,
+};
+use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
+
+use super::tap::{Offloads, Tap};
+use crate::virtio::buffers::{Buffers, split_last, take};
+use crate::virtio::ring::{Chain, Served};
+
+/// The tap, as the driver has it set.
+pub(super) struct Control {
+    pub(super) taps: Vec<Arc<Tap>>,
+    /// Pairs that the driver may use.
+    pub(super) pairs: usize,
+}
+
+impl Control {
+    /// Answers one command.
+    pub(super) fn serve(&self, chain: Chain<'_>, memory: &GuestMemoryMmap) -> Served {
+        let Some(mut buffers) = Buffers::of(chain, memory) else { return Served::Malformed };
+        let Some(status) = split_last(&mut buffers.writable) else { return Served::Malformed };
+        let done = buffers.whole && self.obey(&mut buffers.readable).is_some();
+        let answer = if done { VIRTIO_NET_OK } else { VIRTIO_NET_ERR };
+        match status.write_slice(&[answer.to_le_bytes()[0]], 0) {
+            Ok(()) => Served::Used(1),
+            Err(_) => Served::Malformed,
+        }
+    }
+
+    fn obey(&self, command: &mut Vec<VolatileSlice<'_>>) -> Option<()> {
+        let [class, command_number] = take::<2>(command)?;
+        match (u32::from(class), u32::from(command_number)) {
+            (VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) => {
+                let pairs = usize::from(u16::from_le_bytes(take(command)?));
+                (1..=self.pairs).contains(&pairs).then_some(())?;
+                self.set_pairs(pairs).ok()
+            }
+            (VIRTIO_NET_CTRL_GUEST_OFFLOADS, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET) => {
+                self.set_offloads(u64::from_le_bytes(take(command)?));
+                Some(())
+            }
+            _ => None,
+        }
+    }
+
+    /// Lets the first `pairs` queues of the tap have packets, and no others.
+    pub(super) fn set_pairs(&self, pairs: usize) -> io::Result<()> {
+        if self.taps.len() == 1 {
+            return Ok(());
+        }
+        self.taps.iter().enumerate().try_for_each(|(index, tap)| tap.set_attached(index < pairs))
+    }
+
+    /// Lets packets for the guest leave to it what `features` say. A tap that cannot does more than it must.
+    pub(super) fn set_offloads(&self, features: u64) {
+        let on = |bit: u32| features & 1 << bit != 0;
+        let offloads = Offloads {
+            checksum: on(VIRTIO_NET_F_GUEST_CSUM),
+            tcp4: on(VIRTIO_NET_F_GUEST_TSO4),
+            tcp6: on(VIRTIO_NET_F_GUEST_TSO6),
+            ecn: on(VIRTIO_NET_F_GUEST_ECN),
+            udp: on(VIRTIO_NET_F_GUEST_UFO),
+        };
+        if let Some(tap) = self.taps.first()
+            && tap.set_offloads(offloads).is_err()
+            && tap.set_offloads(Offloads { udp: false, ..offloads }).is_err()
+        {
+            let _ = tap.set_offloads(Offloads::default());
+        }
+    }
+}

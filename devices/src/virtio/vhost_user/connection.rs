@@ -1,0 +1,260 @@
+//! The conversation with a process that serves a device over vhost-user: what is agreed on once, and how rings are handed
+//! over and taken back. The process is no more trusted than a guest: it may be slow, lie, or die.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use thiserror::Error;
+use vhost::vhost_user::message::{
+    VHOST_USER_CONFIG_OFFSET, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use virtio_queue::QueueT;
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::virtio::ring::Ring;
+
+/// The longest that a conversation may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Protocol features that are of use here.
+const PROTOCOL: VhostUserProtocolFeatures =
+    VhostUserProtocolFeatures::MQ.union(VhostUserProtocolFeatures::REPLY_ACK).union(VhostUserProtocolFeatures::CONFIG);
+
+/// A connection, which outlives resets of the device: many servers end with it.
+pub struct Connection {
+    path: PathBuf,
+    frontend: Mutex<Frontend>,
+    /// To see the other side hang up.
+    socket: UnixStream,
+    features: u64,
+    protocol: VhostUserProtocolFeatures,
+    most_queues: u64,
+}
+
+impl Connection {
+    /// Connects to the server at `path` for a device of `queues` queues.
+    pub fn open(path: &Path, queues: u16) -> Result<Self, ConnectionError> {
+        let socket = connect(path).map_err(|source| ConnectionError::Connect { path: path.into(), source })?;
+        let refused = |source| ConnectionError::Refused { path: path.into(), source };
+        let clone = socket.try_clone().map_err(ConnectionError::Descriptor)?;
+        let _deadline = Deadline::new(&socket).map_err(ConnectionError::Descriptor)?;
+        let mut frontend = Frontend::from_stream(clone, queues.into());
+        frontend.set_owner().map_err(refused)?;
+        let features = frontend.get_features().map_err(refused)?;
+        let mut protocol = VhostUserProtocolFeatures::empty();
+        let mut most_queues = u64::from(queues);
+        if features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0 {
+            // What is unknown here is not taken (case G7).
+            protocol = frontend.get_protocol_features().map_err(refused)? & PROTOCOL;
+            frontend.set_protocol_features(protocol).map_err(refused)?;
+            if protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
+                frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+            }
+            if protocol.contains(VhostUserProtocolFeatures::MQ) {
+                most_queues = frontend.get_queue_num().map_err(refused)?;
+            }
+        }
+        if u64::from(queues) > most_queues {
+            return Err(ConnectionError::Queues { path: path.into(), wanted: queues, most: most_queues });
+        }
+        Ok(Self { path: path.into(), frontend: Mutex::new(frontend), socket, features, protocol, most_queues })
+    }
+
+    /// Where the server listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Device features that the server offers.
+    #[must_use]
+    pub const fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// Most queues that the server can have.
+    #[must_use]
+    pub const fn most_queues(&self) -> u64 {
+        self.most_queues
+    }
+
+    /// The first `len` bytes of the device's configuration, from the server.
+    pub fn config(&self, len: u16) -> Result<Vec<u8>, ConnectionError> {
+        let lacks = ConnectionError::Feature { path: self.path.clone(), feature: "CONFIG" };
+        if !self.protocol.contains(VhostUserProtocolFeatures::CONFIG) {
+            return Err(lacks);
+        }
+        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
+        let room = vec![0; len.into()];
+        let answer = self.frontend().get_config(VHOST_USER_CONFIG_OFFSET, len.into(), VhostUserConfigFlags::empty(), &room);
+        answer.map(|(_, bytes)| bytes).map_err(|source| ConnectionError::Refused { path: self.path.clone(), source })
+    }
+
+    /// Hands `rings` over, whose use is told by `calls`. `features` are those that the driver took.
+    pub(super) fn start(
+        &self,
+        features: u64,
+        memory: &GuestMemoryMmap,
+        rings: &[Ring],
+        calls: &[EventFd],
+    ) -> Result<(), ConnectionError> {
+        let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
+        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
+        let mut frontend = self.frontend();
+        let kept = self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+        frontend.set_features(features & self.features | kept).map_err(refused)?;
+        frontend.set_mem_table(&regions(memory)?).map_err(refused)?;
+        for (ring, call) in rings.iter().zip(calls) {
+            let (index, queue) = (ring.index(), ring.queue());
+            let address = |at: u64| {
+                let host = memory.get_host_address(GuestAddress(at)).map_err(|_| ConnectionError::Ring { at })?;
+                Ok(host.expose_provenance() as u64)
+            };
+            let addresses = VringConfigData {
+                queue_max_size: queue.max_size(),
+                queue_size: queue.size(),
+                flags: 0,
+                desc_table_addr: address(queue.desc_table())?,
+                used_ring_addr: address(queue.used_ring())?,
+                avail_ring_addr: address(queue.avail_ring())?,
+                log_addr: None,
+            };
+            frontend.set_vring_num(index, queue.size()).map_err(refused)?;
+            frontend.set_vring_addr(index, &addresses).map_err(refused)?;
+            frontend.set_vring_base(index, queue.next_avail()).map_err(refused)?;
+            frontend.set_vring_call(index, call).map_err(refused)?;
+            frontend.set_vring_kick(index, ring.bell().event()).map_err(refused)?;
+        }
+        if kept != 0 {
+            for ring in rings {
+                frontend.set_vring_enable(ring.index(), true).map_err(refused)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes rings back: when this returns, the server touches them no more, or is gone.
+    pub(super) fn stop(&self, rings: &[Ring]) -> Result<(), ConnectionError> {
+        let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
+        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
+        let mut frontend = self.frontend();
+        for ring in rings {
+            if self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0 {
+                frontend.set_vring_enable(ring.index(), false).map_err(refused)?;
+            }
+            frontend.get_vring_base(ring.index()).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the conversation for good.
+    pub(super) fn close(&self) {
+        // It may have ended already.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    fn frontend(&self) -> MutexGuard<'_, Frontend> {
+        self.frontend.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Ends a conversation that takes too long, unless it is dropped before: the other side's silence is then an end of file. A
+/// time limit of the socket would not do, since the crate tries again.
+struct Deadline(#[expect(dead_code, reason = "its end is what counts")] Sender<()>);
+
+impl Deadline {
+    fn new(socket: &UnixStream) -> io::Result<Self> {
+        let socket = socket.try_clone()?;
+        let (held, dropped) = channel();
+        std::thread::Builder::new().name("vu-deadline".into()).spawn(move || {
+            if dropped.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                // Fails when it has ended already.
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+        })?;
+        Ok(Self(held))
+    }
+}
+
+/// Connects without waiting for a server that does not accept.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let socket = UnixStream::from(socket);
+    socket.set_nonblocking(false)?;
+    Ok(socket)
+}
+
+fn regions(memory: &GuestMemoryMmap) -> Result<Vec<VhostUserMemoryRegionInfo>, ConnectionError> {
+    let regions = memory.iter().map(VhostUserMemoryRegionInfo::from_guest_region);
+    regions.collect::<Result<_, _>>().map_err(|_| ConnectionError::Private)
+}
+
+/// A server that cannot be worked with.
+#[derive(Debug, Error)]
+pub enum ConnectionError {
+    /// Nobody there.
+    #[error("cannot connect to {}: is its server running?", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// It speaks another language, or hung up.
+    #[error("the server at {} did not do what a vhost-user server does", path.display())]
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: vhost::Error,
+    },
+    /// A feature that is needed.
+    #[error("the server at {} lacks the protocol feature {feature}, which this device needs", path.display())]
+    Feature {
+        /// The socket.
+        path: PathBuf,
+        /// As the protocol spells it.
+        feature: &'static str,
+    },
+    /// Too few queues.
+    #[error("the server at {} has {most} queues; ask for at most so many (asked for: {wanted})", path.display())]
+    Queues {
+        /// The socket.
+        path: PathBuf,
+        /// Asked for.
+        wanted: u16,
+        /// There.
+        most: u64,
+    },
+    /// RAM that nobody else can map.
+    #[error("a device that another process serves needs shared memory: give --memory shared=on")]
+    Private,
+    /// A ring that moved.
+    #[error("there is no memory at {at:#x}, where a ring should be")]
+    Ring {
+        /// Guest-physical address.
+        at: u64,
+    },
+    /// Descriptors.
+    #[error("cannot make a descriptor: the limit of open files is reached (ulimit -n)")]
+    Descriptor(#[source] io::Error),
+}

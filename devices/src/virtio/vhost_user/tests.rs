@@ -1,0 +1,286 @@
+use std::io::{IoSliceMut, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+
+use super::*;
+use crate::virtio::testing::{DATA, Driver, RAM, WRITE};
+
+const PROTOCOL: u64 = 1 << 30;
+/// Protocol features: several queues, answers to every request, configuration.
+const MQ: u64 = 1;
+const REPLY_ACK: u64 = 8;
+const CONFIG: u64 = 1 << 9;
+/// One that nobody knows.
+const UNKNOWN: u64 = 1 << 40;
+
+/// How a server behaves.
+#[derive(Debug, Clone, Copy)]
+struct Manners {
+    features: u64,
+    protocol: u64,
+    queues: u64,
+    /// Request that is not answered: it hangs up.
+    dies_at: u32,
+    /// Answers nothing and keeps the connection.
+    silent: bool,
+}
+
+const GOOD: Manners = Manners {
+    features: feature::TRANSPORT | PROTOCOL,
+    protocol: MQ | REPLY_ACK | CONFIG | UNKNOWN,
+    queues: 8,
+    dies_at: u32::MAX,
+    silent: false,
+};
+
+/// A server that knows the messages of the protocol and gives every request back unread.
+struct Server {
+    directory: tempfile::TempDir,
+    requests: Receiver<(u32, u64)>,
+    thread: JoinHandle<()>,
+}
+
+fn serve(manners: Manners) -> Server {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(directory.path().join("s")).unwrap();
+    let (told, requests) = channel();
+    let thread = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        drop(listener);
+        let mut calls = Vec::new();
+        let mut kicks = Vec::new();
+        let mut acknowledges = false;
+        while let Some((request, flags, body, fd)) = message(&stream) {
+            let value = body.get(..8).map_or(0, |body| u64::from_le_bytes(body.try_into().unwrap()));
+            let _ = told.send((request, value));
+            if request == manners.dies_at {
+                return;
+            }
+            if manners.silent {
+                continue;
+            }
+            let number = |value: u64| value.to_le_bytes().to_vec();
+            let answer = match request {
+                1 => Some(number(manners.features)),
+                15 => Some(number(manners.protocol)),
+                17 => Some(number(manners.queues)),
+                11 => Some(body),
+                24 => Some([&body[..12], &[7; 60]].concat()),
+                16 => {
+                    acknowledges = value & REPLY_ACK != 0;
+                    None
+                }
+                12 => {
+                    kicks.push((value & 0xFF, fd.unwrap()));
+                    (flags & 8 != 0).then(|| number(0))
+                }
+                13 => {
+                    calls.push((value & 0xFF, fd.unwrap()));
+                    (flags & 8 != 0).then(|| number(0))
+                }
+                18 => {
+                    // It is told of used buffers whenever it was rung: here, once at the start.
+                    for (_, call) in calls.iter().filter(|(queue, _)| *queue == value & 0xFFFF_FFFF) {
+                        rustix::io::write(call, &1_u64.to_ne_bytes()).unwrap();
+                    }
+                    (flags & 8 != 0).then(|| number(0))
+                }
+                _ => (acknowledges && flags & 8 != 0).then(|| number(0)),
+            };
+            if let Some(answer) = answer {
+                let len = u32::try_from(answer.len()).unwrap();
+                let message = [&request.to_le_bytes()[..], &5_u32.to_le_bytes(), &len.to_le_bytes(), &answer].concat();
+                if stream.write_all(&message).is_err() {
+                    return;
+                }
+            }
+        }
+        // What a driver rings reaches the server by itself.
+        for (queue, kick) in kicks {
+            let mut rings = [0; 8];
+            rustix::io::ioctl_fionbio(&kick, true).unwrap();
+            if rustix::io::read(&kick, &mut rings).is_ok() {
+                let _ = told.send((1000 + u32::try_from(queue).unwrap(), u64::from_ne_bytes(rings)));
+            }
+        }
+    });
+    Server { directory, requests, thread }
+}
+
+/// The next message: request, flags, body, and the descriptor that came with it.
+fn message(mut stream: &UnixStream) -> Option<(u32, u32, Vec<u8>, Option<OwnedFd>)> {
+    let mut header = [0; 12];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut header)], &mut control, RecvFlags::WAITALL).ok()?;
+    if got.bytes < 12 {
+        return None;
+    }
+    let fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect::<Vec<_>>()),
+        _ => None,
+    });
+    let fd = fds.flatten().next();
+    let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+    let mut body = vec![0; usize::try_from(word(8)).unwrap()];
+    stream.read_exact(&mut body).ok()?;
+    Some((word(0), word(4), body, fd))
+}
+
+impl Server {
+    fn connect(&self, queues: u16) -> Result<Arc<Connection>, ConnectionError> {
+        Connection::open(&self.directory.path().join("s"), queues).map(Arc::new)
+    }
+
+    /// Requests until the server ended.
+    fn end(self) -> Vec<(u32, u64)> {
+        self.thread.join().unwrap();
+        self.requests.try_iter().collect()
+    }
+}
+
+fn folder() -> RemoteSpec {
+    RemoteSpec { served: Served::Folder { tag: "home".into() }, queues: 1, queue_size: 128 }
+}
+
+fn shared_memory() -> GuestMemoryMmap {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(RAM as u64).unwrap();
+    GuestMemoryMmap::from_ranges_with_files([(GuestAddress(0), RAM, Some(FileOffset::new(file, 0)))]).unwrap()
+}
+
+fn started(server: &Server) -> Driver<Remote> {
+    let connection = server.connect(folder().all_queues()).unwrap();
+    let remote = Remote::new("test", &folder(), connection).unwrap();
+    let mut driver = Driver::with_memory(remote, shared_memory());
+    driver.set_up(u64::MAX);
+    driver
+}
+
+#[test]
+fn case_g7_what_both_sides_know_is_negotiated() {
+    let server = serve(GOOD);
+    let mut driver = started(&server);
+    assert_eq!((driver.config::<5>(0), driver.config::<4>(36)), (*b"home\0", [1, 0, 0, 0]));
+    driver.wait("an interrupt of the second queue", |driver| driver.sent().contains(&0x42));
+    driver.send(1, &[(DATA, 16, 0), (DATA + 64, 16, WRITE)]);
+    driver.write(0x14, &[0]);
+    drop(driver);
+    let requests = server.end();
+    assert!(requests.contains(&(16, MQ | REPLY_ACK | CONFIG)), "no unknown feature is taken: {requests:?}");
+    let features = requests.iter().find(|(request, _)| *request == 2).unwrap().1;
+    assert_eq!(features, feature::TRANSPORT | PROTOCOL);
+    let order: Vec<_> = requests.iter().map(|(request, _)| *request).collect();
+    let first = |request| order.iter().position(|other| *other == request).unwrap();
+    assert!(first(3) < first(5) && first(5) < first(9) && first(12) < first(18) && first(18) < first(11), "{order:?}");
+}
+
+#[test]
+fn case_g7_a_server_without_any_protocol_feature_serves_a_folder() {
+    let server = serve(Manners { features: feature::VERSION_1, ..GOOD });
+    let mut driver = started(&server);
+    assert_eq!(driver.status(), 0x0F);
+    driver.write(0x14, &[0]);
+    drop(driver);
+    let requests: Vec<_> = server.end().into_iter().map(|(request, _)| request).collect();
+    assert!(!requests.contains(&18) && requests.contains(&11), "{requests:?}");
+}
+
+#[test]
+fn features_of_rings_that_the_server_lacks_are_not_offered() {
+    let server = serve(Manners { features: feature::VERSION_1 | PROTOCOL, ..GOOD });
+    let remote = Remote::new("test", &folder(), server.connect(2).unwrap()).unwrap();
+    assert_eq!(remote.transport_features(), feature::VERSION_1);
+}
+
+#[test]
+fn case_g7_what_a_server_lacks_is_named() {
+    let lacks = |manners: Manners, served: Served, queues: u16| {
+        let server = serve(manners);
+        let spec = RemoteSpec { served, queues, queue_size: 128 };
+        let made = server.connect(spec.all_queues()).map_err(RemoteError::from);
+        made.and_then(|connection| Remote::new("disk0", &spec, connection)).err().unwrap().to_string()
+    };
+    let text = lacks(Manners { protocol: MQ, ..GOOD }, Served::Disk, 1);
+    assert!(text.contains("lacks the protocol feature CONFIG"), "{text}");
+    let text = lacks(Manners { features: PROTOCOL, ..GOOD }, folder().served, 1);
+    assert!(text.contains("VIRTIO_F_VERSION_1"), "{text}");
+    let text = lacks(Manners { queues: 2, ..GOOD }, Served::Disk, 4);
+    assert!(text.contains("has 2 queues") && text.contains("asked for: 4"), "{text}");
+}
+
+#[test]
+fn a_disk_shows_the_server_s_configuration() {
+    let server = serve(GOOD);
+    let spec = RemoteSpec { served: Served::Disk, queues: 2, queue_size: 128 };
+    let mut driver = Driver::new(Remote::new("disk0", &spec, server.connect(2).unwrap()).unwrap());
+    assert_eq!((driver.config::<8>(0), driver.config::<2>(34)), ([7; 8], [2, 0]));
+}
+
+#[test]
+fn a_server_that_says_nothing_is_an_error_after_a_while() {
+    let server = serve(Manners { silent: true, ..GOOD });
+    let start = Instant::now();
+    let error = server.connect(1).err().unwrap().to_string();
+    assert!(error.contains("did not do what a vhost-user server does"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn nobody_at_the_socket_is_an_error_at_once() {
+    let error = Connection::open(std::path::Path::new("/nonexistent/s"), 1).err().unwrap().to_string();
+    assert!(error.contains("is its server running"), "{error}");
+}
+
+#[test]
+fn a_server_that_dies_stops_the_device_and_nothing_else() {
+    // At each request that starts a device, and once it runs.
+    for dies_at in [2, 5, 9, 12, 18] {
+        let server = serve(Manners { dies_at, ..GOOD });
+        let mut driver = started(&server);
+        driver.wait("the device to give up", Driver::gave_up);
+        driver.write(0x14, &[0]);
+        driver.set_up(u64::MAX);
+        driver.wait("the device to give up again", Driver::gave_up);
+    }
+    let server = serve(Manners { dies_at: 11, ..GOOD });
+    let mut driver = started(&server);
+    driver.write(0x14, &[0]);
+    assert_eq!(driver.status(), 0);
+}
+
+#[test]
+fn private_memory_is_refused_by_name() {
+    let server = serve(GOOD);
+    let connection = server.connect(2).unwrap();
+    let mut driver = Driver::started(Remote::new("test", &folder(), connection.clone()).unwrap());
+    driver.wait("the device to give up", Driver::gave_up);
+    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap();
+    let error = connection.start(feature::VERSION_1, &memory, &[], &[]).unwrap_err().to_string();
+    assert!(error.contains("--memory shared=on") || error.contains("vhost-user server"), "{error}");
+}
+
+#[test]
+fn a_tag_that_does_not_fit_is_refused() {
+    for tag in ["", "a tag that is longer than thirty-six bytes"] {
+        let server = serve(GOOD);
+        let spec = RemoteSpec { served: Served::Folder { tag: tag.into() }, ..folder() };
+        let made = Remote::new("fs0", &spec, server.connect(2).unwrap());
+        assert!(matches!(made, Err(RemoteError::Tag { .. })));
+    }
+}
+
+#[test]
+fn case_g8_the_connection_ends_with_the_device() {
+    let server = serve(GOOD);
+    let spec = RemoteSpec { served: Served::Folder { tag: String::new() }, ..folder() };
+    assert!(Remote::new("fs0", &spec, server.connect(2).unwrap()).is_err());
+    // It would wait for ever if the socket were still open.
+    server.end();
+}
