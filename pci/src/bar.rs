@@ -9,6 +9,9 @@ use crate::access::Lanes;
 /// Number of a base address register, 0 to 5. The upper half of a 64-bit BAR has no number of its own.
 pub type BarIndex = u8;
 
+/// The expansion ROM, where BARs are counted: a memory BAR with an enable bit of its own.
+pub const ROM: BarIndex = 6;
+
 /// Address space and width of a BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BarKind {
@@ -45,6 +48,12 @@ impl BarSpec {
         }
     }
 
+    /// An expansion ROM of `size` bytes: 2 KiB to 16 MiB, a power of two (PCIe 6.0 7.5.1.2.4).
+    #[must_use]
+    pub const fn rom(size: u64) -> Self {
+        Self { kind: BarKind::Memory32, prefetchable: false, size }
+    }
+
     /// Whether the register decodes memory.
     #[must_use]
     pub const fn is_memory(self) -> bool {
@@ -76,7 +85,7 @@ impl fmt::Display for BarSpec {
 }
 
 /// Bytes, shown in the largest unit that divides them: `16M`, `128G`, `256`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(pub u64);
 
 impl fmt::Display for Size {
@@ -108,10 +117,22 @@ impl Halves {
     const NONE: Self = Self { low: false, high: false };
 }
 
-/// The six base address registers of a function and its decode enables. Bridges use the first two.
+/// An expansion ROM's base address register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rom {
+    size: u32,
+    address: u32,
+    enabled: bool,
+}
+
+/// Sizes of expansion ROMs.
+const ROM_SIZES: [u32; 2] = [2 << 10, 16 << 20];
+
+/// The six base address registers of a function, that of its ROM, and its decode enables. Bridges use the first two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bars {
     slots: [Slot; 6],
+    rom: Option<Rom>,
     /// Memory space enable, command bit 1.
     pub memory_enabled: bool,
     /// I/O space enable, command bit 0.
@@ -132,7 +153,7 @@ pub struct Decoding {
 
 impl Default for Bars {
     fn default() -> Self {
-        Self { slots: [Slot::Empty; 6], memory_enabled: false, io_enabled: false }
+        Self { slots: [Slot::Empty; 6], rom: None, memory_enabled: false, io_enabled: false }
     }
 }
 
@@ -156,16 +177,28 @@ impl Bars {
         if upper { Err(BarError::Overlap { bar: 6 }) } else { Ok(bars) }
     }
 
-    /// What BAR `bar` asks for; `None` for an empty register or an upper half.
+    /// The same with an expansion ROM of `size` bytes, if it is one that can be.
+    pub fn with_rom(mut self, size: u64) -> Result<Self, BarError> {
+        let [least, most] = ROM_SIZES;
+        let fits = u32::try_from(size).ok().filter(|size| size.is_power_of_two() && (least..=most).contains(size));
+        let size = fits.ok_or(BarError::Rom { size, least, most })?;
+        self.rom = Some(Rom { size, address: 0, enabled: false });
+        Ok(self)
+    }
+
+    /// What BAR `bar`, or the ROM, asks for; `None` for an empty register or an upper half.
     #[must_use]
     pub fn spec(&self, bar: BarIndex) -> Option<BarSpec> {
+        if bar == ROM {
+            return self.rom.map(|rom| BarSpec::rom(rom.size.into()));
+        }
         match self.slots.get(usize::from(bar)) {
             Some(Slot::Low { spec, .. }) => Some(*spec),
             _ => None,
         }
     }
 
-    /// All BARs with their number and what they ask for.
+    /// All BARs, without the ROM, with their number and what they ask for.
     pub fn specs(&self) -> impl Iterator<Item = (BarIndex, BarSpec)> + '_ {
         (0..6).filter_map(|bar| Some((bar, self.spec(bar)?)))
     }
@@ -173,6 +206,9 @@ impl Bars {
     /// The address in the register, whether or not it decodes.
     #[must_use]
     pub fn address(&self, bar: BarIndex) -> Option<u64> {
+        if bar == ROM {
+            return self.rom.map(|rom| rom.address.into());
+        }
         match self.slots.get(usize::from(bar)) {
             Some(Slot::Low { address, .. }) => Some(*address),
             _ => None,
@@ -181,6 +217,9 @@ impl Bars {
 
     /// Programs an address, as firmware would; low bits below the size are dropped. Empty registers keep nothing.
     pub fn set_address(&mut self, bar: BarIndex, at: u64) {
+        if let Some(rom) = self.rom.as_mut().filter(|_| bar == ROM) {
+            rom.address = low_half(at) & !(rom.size - 1);
+        }
         if let Some(Slot::Low { spec, address, sizing }) = self.slots.get_mut(usize::from(bar)) {
             *sizing = Halves::NONE;
             *address = at & !(spec.size - 1) & if spec.kind == BarKind::Memory64 { u64::MAX } else { 0xFFFF_FFFF };
@@ -231,21 +270,46 @@ impl Bars {
         changed
     }
 
-    /// Memory BARs, if memory space is enabled.
+    /// Reads the ROM's register: the address with the enable bit. 0 without a ROM.
+    #[must_use]
+    pub fn read_rom(&self) -> u32 {
+        self.rom.map_or(0, |rom| rom.address | u32::from(rom.enabled))
+    }
+
+    /// Writes the ROM's register; bits below the size but the enable bit keep nothing. Returns whether anything changed.
+    pub fn write_rom(&mut self, lanes: Lanes, value: u32) -> bool {
+        let before = self.read_rom();
+        if let Some(rom) = &mut self.rom {
+            let new = (before & !lanes.mask()) | (value & lanes.mask());
+            (rom.address, rom.enabled) = (new & !(rom.size - 1), new & 1 != 0);
+        }
+        self.read_rom() != before
+    }
+
+    /// Memory BARs, if memory space is enabled, and the ROM, if its own bit is set too.
     pub fn decoding(&self) -> impl Iterator<Item = Decoding> + '_ {
-        self.slots.iter().zip(0u8..).filter_map(|(slot, bar)| match slot {
+        let rom = self.rom.filter(|rom| self.memory_enabled && rom.enabled).map(|rom| {
+            // All ones are a value for sizing.
+            let is_address = rom.address != 0 && rom.address != !(rom.size - 1);
+            Decoding { bar: ROM, at: is_address.then_some(rom.address.into()), size: rom.size.into() }
+        });
+        let bars = self.slots.iter().zip(0u8..).filter_map(|(slot, bar)| match slot {
             Slot::Low { spec, address, sizing } if self.memory_enabled && spec.is_memory() => {
                 let is_address = *sizing == Halves::NONE && *address != 0 && address.checked_add(spec.size).is_some();
                 Some(Decoding { bar, at: is_address.then_some(*address), size: spec.size })
             }
             _ => None,
-        })
+        });
+        bars.chain(rom)
     }
 
     /// Addresses to 0 and decode off, as after a reset.
     pub fn reset(&mut self) {
         self.memory_enabled = false;
         self.io_enabled = false;
+        if let Some(rom) = &mut self.rom {
+            (rom.address, rom.enabled) = (0, false);
+        }
         for slot in &mut self.slots {
             if let Slot::Low { address, sizing, .. } = slot {
                 (*address, *sizing) = (0, Halves::NONE);
@@ -277,6 +341,16 @@ pub enum BarError {
         least: u64,
         /// Most possible.
         most: u64,
+    },
+    /// A ROM of a size that none has.
+    #[error("an expansion ROM of {size:#x} bytes: its size must be a power of two from {least:#x} to {most:#x}")]
+    Rom {
+        /// Asked for.
+        size: u64,
+        /// Least possible.
+        least: u32,
+        /// Most possible.
+        most: u32,
     },
     /// A register is the upper half of a 64-bit BAR and also used by itself, or the pair runs past register 5.
     #[error("BAR {bar} is needed for the upper half of the 64-bit BAR before it")]
@@ -372,6 +446,26 @@ mod tests {
         bars.write(2, Lanes::ALL, 0xFFFF_FFFF);
         bars.memory_enabled = true;
         assert_eq!(bars.decoding().map(|decoding| decoding.at).collect::<Vec<_>>(), [None, None]);
+    }
+
+    #[test]
+    fn a_rom_decodes_only_with_its_own_bit_and_memory_space() {
+        let mut bars = bars().with_rom(64 << 10).unwrap();
+        bars.write_rom(Lanes::ALL, 0xFFFF_F800);
+        assert_eq!(bars.read_rom(), 0xFFFF_0000);
+        bars.set_address(ROM, 0xE012_3000);
+        assert_eq!((bars.read_rom(), bars.address(ROM)), (0xE012_0000, Some(0xE012_0000)));
+        let decoded = |bars: &Bars| bars.decoding().any(|decoding| decoding.bar == ROM && decoding.at == Some(0xE012_0000));
+        for (memory, enable, expected) in [(false, 0, false), (true, 0, false), (false, 1, false), (true, 1, true)] {
+            bars.memory_enabled = memory;
+            bars.write_rom(Lanes::new(0, 1), enable);
+            assert_eq!(decoded(&bars), expected, "{memory} {enable}");
+        }
+        bars.reset();
+        assert_eq!(bars.read_rom(), 0);
+        for size in [0, 1 << 10, 3 << 10, 32 << 20, u64::MAX] {
+            assert!(Bars::default().with_rom(size).is_err(), "{size:#x}");
+        }
     }
 
     #[test]

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::access::{Access, Lanes, Reg};
-use crate::bar::{BarError, BarIndex, BarKind, BarSpec, Bars};
+use crate::bar::{BarError, BarIndex, BarKind, BarSpec, Bars, ROM};
 use crate::caps::clique::place as place_clique;
 use crate::caps::express::{ExpressType, reg as express};
 use crate::caps::{Clique, Express, MsiLayout, MsixLayout, MsixPlace, Vendor};
 use crate::config::{BuildError, ConfigBuilder, ConfigSpace, Type0};
 use crate::errors::{self, ErrorRegisters, PcieError, Recorded};
-use crate::ext_caps::{Aer, AerKind, Serial};
+use crate::ext_caps::{Aer, AerKind, Ari, Serial, Sriov, ari, sriov};
 use crate::function::{Changes, Programming, ResetKind};
 use crate::ids::Ids;
 use crate::interrupts::{Interrupts, Messages};
@@ -22,6 +22,7 @@ use crate::msi::{Msi, MsiVectorsError};
 use crate::msix_table::{MsixTable, MsixVectorsError};
 use crate::regs::{command, header, type0};
 use crate::seams::{IntxLine, MsiPort};
+use crate::sriov::{SriovError, SriovSpec};
 
 /// What an emulated endpoint shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +31,12 @@ pub struct EmulatedSpec {
     pub ids: Ids,
     /// BARs.
     pub bars: [Option<BarSpec>; 6],
+    /// Bytes of its expansion ROM.
+    pub rom: Option<u64>,
+    /// Virtual functions that it shows, and that cannot be enabled.
+    pub sriov: Option<SriovSpec>,
+    /// Whether its device has functions beyond 7, or virtual ones: alternative routing ids, below a port.
+    pub ari: bool,
     /// What it hangs on.
     pub on: Attachment,
     /// How it interrupts.
@@ -132,6 +139,10 @@ impl Region {
 pub struct Emulated {
     space: ConfigSpace,
     bars: Bars,
+    /// Offset of the SR-IOV capability, and its BARs.
+    virtual_functions: Option<(u16, Bars)>,
+    /// Offset of the ARI capability.
+    ari: Option<u16>,
     interrupts: Arc<Interrupts>,
     msix: Option<MsixRegions>,
     /// Offset of the PCI Express capability.
@@ -147,12 +158,13 @@ impl Emulated {
     /// An endpoint in its reset state. Messages leave through `msi`, the level of its pin through `intx`.
     pub fn new(spec: &EmulatedSpec, msi: Arc<dyn MsiPort>, intx: Option<Box<dyn IntxLine>>) -> Result<Self, EmulatedError> {
         let bars = Bars::new(&spec.bars)?;
+        let bars = spec.rom.map_or(Ok(bars.clone()), |size| bars.with_rom(size))?;
         let pin = spec.interrupt.pin();
         if pin > 4 {
             return Err(EmulatedError::Pin { pin });
         }
         let has = |memory| bars.specs().any(|(_, bar)| bar.is_memory() == memory);
-        let (memory, io) = (has(true), has(false));
+        let (memory, io) = (has(true) || spec.rom.is_some(), has(false));
         let type0 = Type0 { ids: &spec.ids, interrupt_pin: pin, multifunction: false, memory, io };
         let mut builder = ConfigBuilder::type0(&type0);
         for body in &spec.vendor_capabilities {
@@ -191,11 +203,29 @@ impl Emulated {
         }
         let has_link = matches!(spec.on, Attachment::Link(_));
         let aer = if has_link { Some(builder.extended(&Aer(AerKind::Endpoint))?) } else { None };
+        let ari = if spec.ari && has_link { Some(builder.extended(&Ari)?) } else { None };
+        let mut virtual_functions = None;
+        if let Some(sriov) = spec.sriov.filter(|_| spec.on != Attachment::Conventional) {
+            sriov.check()?;
+            virtual_functions = Some((builder.extended(&Sriov(sriov))?, Bars::new(&sriov.bars)?));
+        }
         if let Some(number) = spec.serial_number.filter(|_| spec.on != Attachment::Conventional) {
             builder.extended(&Serial(number))?;
         }
         let interrupts = Interrupts::new(messages, msi, if pin == 0 { None } else { intx });
-        Ok(Self { space: builder.build(), bars, interrupts, msix, express, aer, flr: spec.flr, detached: false, mirror: None })
+        Ok(Self {
+            space: builder.build(),
+            bars,
+            virtual_functions,
+            ari,
+            interrupts,
+            msix,
+            express,
+            aer,
+            flr: spec.flr,
+            detached: false,
+            mirror: None,
+        })
     }
 
     /// One dword of configuration space.
@@ -204,8 +234,8 @@ impl Emulated {
         if self.detached {
             return 0xFFFF_FFFF;
         }
-        if let Some(register) = bar_register(reg) {
-            return self.bars.read(register);
+        if let Some(value) = self.address_register(reg.offset()) {
+            return value;
         }
         let value = self.space.read(reg);
         self.interrupts.overlay(reg).map_or(value, |(mask, own)| (value & !mask) | own)
@@ -217,8 +247,20 @@ impl Emulated {
         if self.detached {
             return changes;
         }
-        if let Some(register) = bar_register(access.reg) {
+        if let Some(register) = bar_register(access.reg.offset()) {
             changes.set(Changes::DECODE, self.bars.write(register, access.lanes, value));
+            self.show_bars();
+            return changes;
+        }
+        if access.reg.offset() == type0::ROM {
+            changes.set(Changes::DECODE, self.bars.write_rom(access.lanes, value));
+            self.show_bars();
+            return changes;
+        }
+        if let Some((at, bars)) = &mut self.virtual_functions
+            && let Some(register) = vf_bar_register(*at, access.reg.offset())
+        {
+            bars.write(register, access.lanes, value);
             self.show_bars();
             return changes;
         }
@@ -253,11 +295,15 @@ impl Emulated {
                 io |= self.bars.spec(bar).is_some_and(|spec| spec.kind == BarKind::Io);
             }
         }
-        let multifunction = Reg::containing(header::HEADER_TYPE);
-        let mut def = self.space.definition(multifunction);
-        def.reset &= !header::MULTI_FUNCTION;
-        def.reset |= if programming.multifunction { header::MULTI_FUNCTION } else { 0 };
-        self.space.define(multifunction, def);
+        if let Some(at) = programming.rom {
+            self.bars.set_address(ROM, at);
+        }
+        if let Some((_, bars)) = &mut self.virtual_functions {
+            for (bar, address) in (0..).zip(programming.vf_bars) {
+                bars.set_address(bar, address.unwrap_or(0));
+            }
+        }
+        self.place(programming);
         self.space.set(Reg::containing(header::INTERRUPT), 0xFF, programming.interrupt_line.into());
         let enables = if programming.memory { command::MEMORY } else { 0 } | if io { command::IO } else { 0 };
         let access = Access { reg: Reg::containing(header::COMMAND_STATUS), lanes: Lanes::new(0, 1) };
@@ -267,11 +313,47 @@ impl Emulated {
         self.show_bars();
     }
 
+    /// Shows which function of which device it is, where software looks for it. Resets leave that as it is.
+    fn place(&mut self, programming: &Programming) {
+        let several = if programming.multifunction { header::MULTI_FUNCTION } else { 0 };
+        let mut shown = vec![(header::HEADER_TYPE, header::MULTI_FUNCTION, several)];
+        if let Some((at, _)) = &self.virtual_functions {
+            // A function that depends on no other names itself.
+            shown.push((at + sriov::NUM_VFS, 0xFF << 16, u32::from(programming.number.byte()) << 16));
+        }
+        shown.extend(self.ari.map(|at| (at + ari::CAPABILITY, 0xFF00, u32::from(programming.next_function) << 8)));
+        for (offset, mask, value) in shown {
+            let reg = Reg::containing(offset);
+            let mut def = self.space.definition(reg);
+            def.reset = (def.reset & !mask) | value;
+            self.space.define(reg, def);
+        }
+    }
+
+    /// What an address register reads: a BAR, the ROM's, or a VF BAR.
+    fn address_register(&self, offset: u16) -> Option<u32> {
+        if offset == type0::ROM {
+            return Some(self.bars.read_rom());
+        }
+        if let Some(register) = bar_register(offset) {
+            return Some(self.bars.read(register));
+        }
+        let (at, bars) = self.virtual_functions.as_ref()?;
+        Some(bars.read(vf_bar_register(*at, offset)?))
+    }
+
+    /// Offsets of all address registers.
+    fn address_registers(&self) -> impl Iterator<Item = u16> + use<> {
+        let virtual_functions = self.virtual_functions.as_ref().map(|(at, _)| at + sriov::VF_BAR0);
+        let first = std::iter::once(header::BAR0).chain(virtual_functions);
+        first.flat_map(|first| (first..).step_by(4).take(6)).chain([type0::ROM])
+    }
+
     /// Shows its configuration space in `mirror` from this point on: whatever [`Emulated::config_read`] gives.
     pub fn mirror(&mut self, mirror: Arc<dyn Mirror>) {
         self.interrupts.mirror(Arc::clone(&mirror), self.command());
         let mut foreign = self.interrupts.owned();
-        foreign.extend((0..6).map(|n| (Reg::containing(header::BAR0 + 4 * n), Lanes::ALL)));
+        foreign.extend(self.address_registers().map(|offset| (Reg::containing(offset), Lanes::ALL)));
         self.space.mirror(Arc::clone(&mirror), foreign);
         self.mirror = Some(mirror);
         self.show_bars();
@@ -279,8 +361,8 @@ impl Emulated {
 
     fn show_bars(&self) {
         if let Some(mirror) = &self.mirror {
-            for (register, offset) in (0..6).zip((header::BAR0..).step_by(4)) {
-                mirror.store(Reg::containing(offset), Lanes::ALL, self.bars.read(register));
+            for offset in self.address_registers() {
+                mirror.store(Reg::containing(offset), Lanes::ALL, self.address_register(offset).unwrap_or(0));
             }
         }
     }
@@ -328,6 +410,9 @@ impl Emulated {
     pub fn reset(&mut self, kind: ResetKind) {
         self.space.reset(kind);
         self.bars.reset();
+        if let Some((_, bars)) = &mut self.virtual_functions {
+            bars.reset();
+        }
         self.show_bars();
         self.interrupts.reset();
     }
@@ -363,8 +448,13 @@ impl Emulated {
     }
 }
 
-fn bar_register(reg: Reg) -> Option<usize> {
-    let offset = reg.offset();
+/// Which VF BAR a dword is, for a capability at `at`.
+fn vf_bar_register(at: u16, offset: u16) -> Option<usize> {
+    let inside = offset.checked_sub(at + sriov::VF_BAR0)?;
+    (inside < 24).then(|| usize::from(inside / 4))
+}
+
+fn bar_register(offset: u16) -> Option<usize> {
     (header::BAR0..=type0::BAR5).contains(&offset).then(|| usize::from((offset - header::BAR0) / 4))
 }
 
@@ -388,6 +478,9 @@ pub enum EmulatedError {
     /// Its BARs.
     #[error("these BARs cannot be in one function")]
     Bars(#[from] BarError),
+    /// Its virtual functions.
+    #[error("its virtual functions are impossible")]
+    Sriov(#[from] SriovError),
     /// Its capabilities.
     #[error("its capabilities do not fit in configuration space")]
     Capabilities(#[from] BuildError),

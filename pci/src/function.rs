@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use bitflags::bitflags;
 
 use crate::access::{Access, Reg};
+use crate::address::Devfn;
 use crate::bar::{BarIndex, Bars};
 use crate::errors::{PcieError, Recorded};
 use crate::mirror::Mirror;
@@ -118,6 +119,14 @@ pub trait PciFunction: Send {
 pub struct Programming {
     /// Address of each BAR; `None` leaves it at 0.
     pub bars: [Option<u64>; 6],
+    /// Address of the expansion ROM, which stays disabled.
+    pub rom: Option<u64>,
+    /// Address of each VF BAR.
+    pub vf_bars: [Option<u64>; 6],
+    /// Its own number: device and function, as configuration cycles carry them.
+    pub number: Devfn,
+    /// With alternative routing ids, the function after it of the same device; 0 for the last one.
+    pub next_function: u8,
     /// Memory space enable.
     pub memory: bool,
     /// Interrupt line register: the GSI of its pin, 0xFF when there is none.

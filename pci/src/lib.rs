@@ -52,6 +52,7 @@ pub mod port;
 pub mod regs;
 pub mod seams;
 pub mod slot;
+pub mod sriov;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod topology;

@@ -147,6 +147,41 @@ fn devices_on_a_conventional_bus_have_256_bytes_and_swizzled_wires() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_a9_roms_and_bars_of_virtual_functions_lie_where_the_dry_run_shows_them() {
+    let devices = [
+        "--device",
+        "stub,id=nic,bar0=16M:mem32,rom=512K,vfs=16,vf-offset=2,vf-bars=[0:256M:mem64:prefetchable,2:16K:mem32]",
+        "--device",
+        "stub,id=gpu,bar0=1G:mem64:prefetchable,rom=2K,attach=pci",
+        "--device",
+        "stub,id=far,bar0=4K:mem32,rom=64K,vfs=2,vf-offset=300",
+    ];
+    let plan = banyan(&[&["run", "--dry-run", "-v"], &devices[..]].concat());
+    let mut planned = Vec::new();
+    let mut place = "";
+    for line in plan.expect_code(0).stdout.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            [at, ..] if at.starts_with("0000:") => place = at.trim_start_matches("0000:"),
+            ["ROM", range, ..] => planned.push(format!("rom {place} base={}", range.split('-').next().unwrap())),
+            ["VF", "BAR", n, range, ..] => planned.push(format!("vf-bar {place} {n} base={}", range.split('-').next().unwrap())),
+            _ => {}
+        }
+    }
+    assert_eq!(planned.len(), 5, "{plan}");
+    let outcome = Guest::new("roms").with(&devices).passes();
+    let found: Vec<&str> =
+        outcome.stdout.lines().filter(|line| line.starts_with("rom ") || line.starts_with("vf-bar ")).collect();
+    let places: Vec<&str> = found.iter().map(|line| line.split(" size=").next().unwrap()).collect();
+    assert_eq!(places, planned, "{outcome}");
+    outcome.expect_output(&["size=100000000 vfs=16\n", "size=40000 vfs=16\n", "size=80000\n", "size=800\n"]);
+    // The virtual functions of `far` begin on the bus behind its own.
+    let port = plan.stdout.lines().find(|line| line.contains("far-port: root port")).unwrap();
+    assert!(port.contains(", buses 02-03,"), "{port}");
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn case_c13_odd_layouts_are_found_and_assigned() {
     let report = probe(Guest::new("probe").devices(&["stub,bar2=16K:mem64,bar4=4K:mem64", "stub", "stub,bar5=64K:mem32"]));
     let bars: Vec<&String> = report.iter().filter(|line| line.starts_with("bar ")).collect();

@@ -268,6 +268,9 @@ mod tests {
         let spec = StubSpec {
             ids: Ids::default(),
             bars: [Some(bar), None, None, None, None, None],
+            rom: None,
+            sriov: None,
+            ari: false,
             on: pci::emulated::Attachment::RootBus,
             interrupt: StubInterrupt::None,
             clique: None,

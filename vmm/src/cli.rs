@@ -301,7 +301,8 @@ struct RunArguments {
     ///   clique_any_vendor=on show it on any device, not only NVIDIA GPUs
     ///   on=NAME              port that it hangs on, of the topology file or
     ///                        of --pcie; `--dry-run -v` shows the names
-    ///   device=N, function=N number on that bus: 0 to 31, 0 to 7; without
+    ///   device=N, function=N number on that bus: 0 to 31, 0 to 7 (below a port
+    ///                        to 255, by alternative routing ids); without
     ///                        `on=`, a function above 0 is one of the device
     ///                        before it
     ///   attach=pci           no port of its own: a conventional bus behind
@@ -315,6 +316,11 @@ struct RunArguments {
     ///   link="SPEED xWIDTH"  such as "16GT/s x16"
     ///   bar0=SIZE:KIND       to bar5; KIND is mem32, mem64 or io, with
     ///                        `:prefetchable` behind memory that is
+    ///   rom=SIZE             expansion ROM, 2K to 16M [default: none]
+    ///   vfs=N                SR-IOV capability with N virtual functions, which
+    ///                        cannot be enabled; vf-bars=[0:SIZE:KIND,...],
+    ///                        vf-offset=N [default: 8], vf-stride=N [1],
+    ///                        vf-device=DDDD [that of ids]
     ///   msix=N, msi=N        vectors, or
     ///   intx=A               pin A to D [default: no interrupt]
     ///   flr=on|off           function-level reset [default: on]

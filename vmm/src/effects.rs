@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use devices::complaints::{Complaints, chain};
 use devices::vfio::Domain;
 use log::Level;
-use pci::bar::{BarIndex, Size};
+use pci::bar::{BarIndex, ROM, Size};
 use pci::effect::Effect;
 use pci::function::{BarPiece, FunctionId, Shared};
 use pci::mirror::Mirror;
@@ -119,7 +119,7 @@ impl Mapper {
         if let Some(mirrors) = &mut self.mirrors {
             mirrors.remove(id, &mut self.slots);
         }
-        for bar in 0..6 {
+        for bar in 0..=ROM {
             self.unmap((id, bar));
             self.counts.remove(&(id, bar));
         }

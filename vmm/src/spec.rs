@@ -3,7 +3,7 @@
 
 mod virtio;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::config::{
     Attach, ColdPlugPort, DeviceConfig, DeviceKind, GpuOrder as GpuOrderConfig, HotPlugPorts, IdPair, InterruptConfig,
@@ -17,6 +17,7 @@ use pci::caps::clique::{self, Clique, CliqueError};
 use pci::emulated::Attachment;
 use pci::ids::{ClassCode, Ids, own};
 use pci::link::{Link, LinkError, LinkRate};
+use pci::sriov::SriovSpec;
 use pci::topology::{
     EndpointSpec, Name, NodeKind, NodeSpec, Place, PlannedFunction, PortKind, PortSpec, RootComplexSpec, Topology,
 };
@@ -177,7 +178,7 @@ impl Spec {
                     .map_err(|source| SpecError::Link { name: name.to_owned(), source })?;
                 let bad = |source| SpecError::Stub { name: name.to_owned(), source: Box::new(source) };
                 stub.layout().map_err(bad)?;
-                let planned = EndpointSpec { ids: stub.ids, bars: stub.bars_for_plan(), interrupt_pin: stub.interrupt_pin() };
+                let planned = stub.planned();
                 (Endpoint::Stub(stub), planned)
             }
             DeviceKind::Cdi(name) => return Err(SpecError::CdiName { name: name.to_string() }),
@@ -311,11 +312,17 @@ impl Spec {
             .iter()
             .filter_map(|node| if let NodeKind::Port(port) = &node.kind { Some((&node.name, port.kind)) } else { None })
             .collect();
+        // Functions beyond 7, and virtual ones, need all functions of their device to take part.
+        let needs_ari = |node: &&NodeSpec| match &node.kind {
+            NodeKind::Endpoint(endpoint) => node.place.function > 7 || endpoint.sriov.is_some(),
+            NodeKind::Port(_) => false,
+        };
+        let with_ari: BTreeSet<&Name> = self.topology.nodes.iter().filter(needs_ari).map(|node| &node.on).collect();
         for node in &self.topology.nodes {
             let Some(Endpoint::Stub(stub)) = self.endpoints.get_mut(&node.name) else { continue };
             match kinds.get(&node.on) {
                 Some(PortKind::PciBridge) => stub.on = Attachment::Conventional,
-                Some(_) => {}
+                Some(_) => stub.ari = with_ari.contains(&node.on),
                 None => stub.on = Attachment::RootBus,
             }
         }
@@ -418,6 +425,9 @@ fn stand_in(node: &HostNode, clique: Option<Clique>, any_vendor: bool) -> StubSp
     StubSpec {
         ids: node.ids,
         bars: node.bars,
+        rom: node.rom,
+        sriov: None,
+        ari: false,
         on: Attachment::Link(node.link.unwrap_or_default()),
         interrupt: StubInterrupt::Msi { vectors: 1, maskable: true },
         clique,
@@ -449,6 +459,15 @@ fn stub_spec(stub: &StubConfig, clique: Option<Clique>, any_vendor: bool) -> Res
             subsystem: subsystem.device,
         },
         bars: stub.bars.map(|slot| slot.map(bar)),
+        rom: stub.rom.map(|size| size.bytes()),
+        sriov: stub.virtual_functions.as_ref().map(|functions| SriovSpec {
+            total_vfs: functions.total,
+            first_offset: functions.first_offset,
+            stride: functions.stride,
+            vf_device: functions.device.map_or(ids.device, |device| device.0),
+            bars: functions.bars.map(|slot| slot.map(bar)),
+        }),
+        ari: false,
         on: Attachment::Link(link(stub.link.as_ref())?),
         interrupt: match stub.interrupt {
             InterruptConfig::None => StubInterrupt::None,

@@ -9,7 +9,8 @@ use thiserror::Error;
 
 use super::cdi::{self, CdiName};
 use super::flags::{Flag, FlagError, Pairs, choice};
-use super::stub::{self, BarConfig, ClassCode, IdPair, IntxPin, StubConfig, StubError};
+use super::size::Size;
+use super::stub::{self, BarConfig, ClassCode, HexId, IdPair, IntxPin, StubConfig, StubError, VirtualFunctionsConfig};
 
 /// `--device`, and `[[device]]` in a topology file.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -21,7 +22,7 @@ pub struct DeviceConfig {
     pub on: Option<String>,
     /// Device number on that bus, 0 to 31; by default the next free one.
     pub device: Option<u8>,
-    /// Function number, 0 to 7.
+    /// Function number, 0 to 7, below a port to 255. Without `on`, one above 0 is a function of the device before.
     pub function: u8,
     /// Which kind of bus it sits on where nothing says its place; by default `--pcie` decides.
     pub attach: Option<Attach>,
@@ -39,7 +40,7 @@ pub enum DeviceKind {
     /// A function of the host.
     Vfio(VfioConfig),
     /// An emulated endpoint.
-    Stub(StubConfig),
+    Stub(Box<StubConfig>),
     /// Functions of the host by the name that a CDI file gives them.
     Cdi(CdiName),
 }
@@ -113,6 +114,12 @@ struct Fields {
     bar3: Option<BarConfig>,
     bar4: Option<BarConfig>,
     bar5: Option<BarConfig>,
+    rom: Option<Size>,
+    vfs: Option<u16>,
+    vf_offset: Option<u16>,
+    vf_stride: Option<u16>,
+    vf_device: Option<HexId>,
+    vf_bars: Vec<stub::IndexedBar>,
     msix: Option<u16>,
     msi: Option<u8>,
     intx: Option<IntxPin>,
@@ -132,7 +139,7 @@ impl TryFrom<Fields> for DeviceConfig {
         };
         let kind = match (fields.kind, named.or(fields.path.take())) {
             (Some(Kind::Stub), Some(_)) => return Err(DeviceError::StubWithPath),
-            (Some(Kind::Stub), None) => DeviceKind::Stub(fields.stub()?),
+            (Some(Kind::Stub), None) => DeviceKind::Stub(Box::new(fields.stub()?)),
             (_, Some(path)) if path.as_os_str().is_empty() => return Err(DeviceError::NoDevice),
             (_, Some(path)) => match fields.stub_key() {
                 Some(key) => return Err(DeviceError::KeyOfStub { key, path }),
@@ -170,6 +177,12 @@ impl Fields {
             (self.link.is_some(), "link"),
             (!self.bars.is_empty(), "bars"),
             (bars.iter().any(|bar| bar.is_some()), "bar0 to bar5"),
+            (self.rom.is_some(), "rom"),
+            (self.vfs.is_some(), "vfs"),
+            (self.vf_offset.is_some(), "vf-offset"),
+            (self.vf_stride.is_some(), "vf-stride"),
+            (self.vf_device.is_some(), "vf-device"),
+            (!self.vf_bars.is_empty(), "vf-bars"),
             (self.msix.is_some(), "msix"),
             (self.msi.is_some(), "msi"),
             (self.intx.is_some(), "intx"),
@@ -188,6 +201,13 @@ impl Fields {
             subsystem: self.subsystem,
             link: self.link.take(),
             bars: stub::merge_bars(single, &self.bars)?,
+            rom: self.rom,
+            virtual_functions: VirtualFunctionsConfig::of(
+                self.vfs,
+                [self.vf_offset, self.vf_stride],
+                self.vf_device,
+                &self.vf_bars,
+            )?,
             interrupt: stub::one_interrupt(self.msix, self.msi, self.intx)?,
             flr: self.flr.unwrap_or(true),
             dma: self.dma.unwrap_or(false),
@@ -335,6 +355,8 @@ mod tests {
             "stub",
             "stub,bar0=4K:mem32,bar2=32:io,intx=B,flr=off",
             "0000:03:00.0,attach=pci,clique=3",
+            "stub,rom=64K,vfs=16,vf-offset=2,vf-stride=4,vf-device=101a,vf-bars=[0:256M:mem64:prefetchable,2:16K:mem32]",
+            "stub,vfs=1,function=200",
             "stub,ids=1b36:0010,class=010802,subsystem=1af4:1100,link=32GT/s x16,bar0=16K:mem64,msi=4,dma=on",
         ] {
             let device = parsed(text);
@@ -362,6 +384,9 @@ mod tests {
             ("0000:03:00.0,clique=1,clique=2", "key `clique` is given twice"),
             ("0000:03:00.0,clique-any-vendor=on,clique_any_vendor=on", "given twice"),
             ("stub,on=rp0,attach=pci", "`on=rp0` says where the device hangs, so that `attach=pci` has no say"),
+            ("stub,vf-stride=2", "`vf-stride` has no effect without `vfs=`"),
+            ("stub,vfs=2,vf-device=12", "`12` is no id"),
+            ("0000:03:00.0,rom=64K", "key `rom` is for stubs"),
             ("stub,id=a,name=b", "key `id` is given twice"),
             ("0000:03:00.0,cliqeu=1", "key `cliqeu` is unknown; did you mean `clique`? Known: path, kind, id"),
         ] {

@@ -47,7 +47,9 @@ pub use policy::{DevicePolicy, HotPlugPlace, Policy, PolicyError, ResetPolicy};
 pub use rate_limit::{RateLimit, TokenBucket};
 pub use rng::RngConfig;
 pub use size::{Size, SizeError};
-pub use stub::{BarConfig, BarKind, ClassCode, IdPair, InterruptConfig, IntxPin, StubConfig, StubError};
+pub use stub::{
+    BarConfig, BarKind, ClassCode, HexId, IdPair, InterruptConfig, IntxPin, StubConfig, StubError, VirtualFunctionsConfig,
+};
 pub use topology::{PortConfig, PortKind, RootComplexConfig, TopologyConfig, TopologyFileError};
 pub use vm::VmConfig;
 pub use vsock::{VsockConfig, VsockError};

@@ -22,6 +22,10 @@ pub struct StubConfig {
     pub link: Option<String>,
     /// BARs. Sizes and kinds are checked where BARs are known.
     pub bars: [Option<BarConfig>; 6],
+    /// Bytes of its expansion ROM.
+    pub rom: Option<Size>,
+    /// Virtual functions that it shows.
+    pub virtual_functions: Option<VirtualFunctionsConfig>,
     /// How it interrupts.
     pub interrupt: InterruptConfig,
     /// It can be reset by itself (function-level reset).
@@ -29,6 +33,26 @@ pub struct StubConfig {
     /// The first page of BAR 0 holds registers of a copy engine and a doorbell.
     pub dma: bool,
 }
+
+/// What an SR-IOV capability tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VirtualFunctionsConfig {
+    /// How many there are.
+    pub total: u16,
+    /// From the function's number to that of the first virtual one.
+    pub first_offset: u16,
+    /// From one to the next.
+    pub stride: u16,
+    /// Device id; by default that of the function.
+    pub device: Option<HexId>,
+    /// BARs of each.
+    pub bars: [Option<BarConfig>; 6],
+}
+
+/// A 16-bit id, written as four hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "String")]
+pub struct HexId(pub u16);
 
 /// Two 16-bit ids, written `10de:20b8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
@@ -160,6 +184,10 @@ impl StubConfig {
         for (index, bar) in self.bars.iter().enumerate() {
             pairs.optional(&format!("bar{index}"), bar.as_ref().map(|bar| bar as _))?;
         }
+        pairs.optional("rom", self.rom.as_ref().map(|size| size as _))?;
+        if let Some(functions) = &self.virtual_functions {
+            functions.print(pairs)?;
+        }
         match self.interrupt {
             InterruptConfig::None => {}
             InterruptConfig::Intx(pin) => pairs.pair("intx", &pin)?,
@@ -168,6 +196,59 @@ impl StubConfig {
         }
         pairs.switch("flr", self.flr, true)?;
         pairs.switch("dma", self.dma, false)
+    }
+}
+
+/// The first virtual function follows the eight functions that a device has without alternative routing ids.
+const VF_OFFSET: u16 = 8;
+
+impl VirtualFunctionsConfig {
+    /// From the keys `vfs`, `vf-offset`, `vf-stride`, `vf-device` and `vf-bars`; the others need the first.
+    pub(super) fn of(
+        total: Option<u16>,
+        [first_offset, stride]: [Option<u16>; 2],
+        device: Option<HexId>,
+        bars: &[IndexedBar],
+    ) -> Result<Option<Self>, StubError> {
+        let Some(total) = total else {
+            let others = [
+                (first_offset.is_some(), "vf-offset"),
+                (stride.is_some(), "vf-stride"),
+                (device.is_some(), "vf-device"),
+                (!bars.is_empty(), "vf-bars"),
+            ];
+            return match others.into_iter().find(|(there, _)| *there) {
+                Some((_, key)) => Err(StubError::WithoutVfs { key }),
+                None => Ok(None),
+            };
+        };
+        let (first_offset, stride) = (first_offset.unwrap_or(VF_OFFSET), stride.unwrap_or(1));
+        Ok(Some(Self { total, first_offset, stride, device, bars: merge_bars([None; 6], bars)? }))
+    }
+
+    fn print(&self, pairs: &mut Pairs<'_, '_>) -> fmt::Result {
+        pairs.pair("vfs", &self.total)?;
+        pairs.pair("vf-offset", &self.first_offset)?;
+        pairs.pair("vf-stride", &self.stride)?;
+        pairs.optional("vf-device", self.device.as_ref().map(|device| device as _))?;
+        let bars = self.bars.iter().enumerate().filter_map(|(index, bar)| Some(format!("{index}:{}", (*bar)?)));
+        let bars: Vec<String> = bars.collect();
+        if bars.is_empty() { Ok(()) } else { pairs.list("vf-bars", &bars) }
+    }
+}
+
+impl FromStr for HexId {
+    type Err = StubError;
+
+    fn from_str(text: &str) -> Result<Self, StubError> {
+        let id = hex(text, 4).and_then(|id| u16::try_from(id).ok());
+        id.map(Self).ok_or_else(|| StubError::Id { text: text.to_owned() })
+    }
+}
+
+impl fmt::Display for HexId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}", self.0)
     }
 }
 
@@ -260,7 +341,7 @@ macro_rules! from_text {
         }
     )+ };
 }
-from_text!(IdPair, ClassCode, BarConfig, IndexedBar);
+from_text!(IdPair, HexId, ClassCode, BarConfig, IndexedBar);
 
 /// A description that no stub can have.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
@@ -270,6 +351,18 @@ pub enum StubError {
     Ids {
         /// What was given.
         text: String,
+    },
+    /// Not an id.
+    #[error("`{text}` is no id; write four hexadecimal digits, such as 101a")]
+    Id {
+        /// What was given.
+        text: String,
+    },
+    /// Virtual functions without their number.
+    #[error("`{key}` has no effect without `vfs=`, the number of virtual functions; add it")]
+    WithoutVfs {
+        /// What was given.
+        key: &'static str,
     },
     /// Not a class.
     #[error("`{text}` is no class; write base class, subclass and interface as six hexadecimal digits, such as 030200")]

@@ -7,10 +7,12 @@
 //! | what do its control registers do? | [`regs`] |
 //! | who copies? | [`dma`] |
 //! | where does the memory of its BARs come from? | [`pages`] |
+//! | what is in its expansion ROM? | [`rom`] |
 
 pub mod dma;
 pub mod pages;
 pub mod regs;
+pub mod rom;
 pub mod spec;
 #[cfg(test)]
 mod tests;
@@ -18,10 +20,11 @@ mod tests;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pci::access::{Access, Reg};
-use pci::bar::{BarIndex, Bars};
+use pci::bar::{BarIndex, Bars, ROM};
 use pci::emulated::{Emulated, EmulatedError, EmulatedSpec, InterruptSpec};
 use pci::errors::{PcieError, Recorded};
 use pci::function::{BarPiece, Changes, Pages, PciFunction, Programming, ResetKind};
+use pci::ids::Ids;
 use pci::mirror::Mirror;
 use pci::seams::{DmaPort, IntxLine, MsiPort};
 use thiserror::Error;
@@ -39,6 +42,7 @@ pub struct StubFunction {
     /// Shared with the copy engine's thread. Locked after the function, before its interrupts.
     control: Arc<Mutex<ControlRegs>>,
     engine: Engine,
+    ids: Ids,
     detached: bool,
 }
 
@@ -47,6 +51,7 @@ enum Target {
     Control(u16),
     MsiX,
     Memory,
+    Rom(u64),
     Nothing,
 }
 
@@ -66,12 +71,15 @@ impl StubFunction {
         let memory = BarMemory::new(registers.bars()).map_err(|source| error(source.into()))?;
         let control = Arc::new(Mutex::new(ControlRegs::default()));
         let engine = Engine::new(name, control.clone(), dma, registers.interrupts());
-        Ok(Self { registers, layout, memory, control, engine, detached: false })
+        Ok(Self { registers, layout, memory, control, engine, ids: spec.ids, detached: false })
     }
 
     fn target(&self, bar: BarIndex, offset: u64, len: usize) -> Target {
         let len = u64::try_from(len).unwrap_or(u64::MAX);
         let (Some(end), false) = (offset.checked_add(len), self.detached) else { return Target::Nothing };
+        if bar == ROM {
+            return self.bars().spec(ROM).map_or(Target::Nothing, |spec| Target::Rom(spec.size));
+        }
         let mut areas = trapped(&self.layout, bar);
         match areas.find(|area| offset < area.end && area.start < end) {
             None => Target::Memory,
@@ -117,7 +125,7 @@ impl PciFunction for StubFunction {
 
     fn bar_layout(&self, bar: BarIndex) -> Vec<BarPiece> {
         let Some(spec) = self.bars().spec(bar) else { return Vec::new() };
-        if !spec.is_memory() || spec.size < PAGE {
+        if bar == ROM || !spec.is_memory() || spec.size < PAGE {
             return vec![BarPiece::Trapped { offset: 0, len: spec.size }];
         }
         let mut pieces = Vec::new();
@@ -141,6 +149,7 @@ impl PciFunction for StubFunction {
             Target::Control(offset) => lock(&self.control).read(offset, data),
             Target::MsiX => self.registers.msix_read(bar, offset, data),
             Target::Memory => self.memory.read(bar, offset, data),
+            Target::Rom(size) => rom::read(&self.ids, size, offset, data),
             Target::Nothing => data.fill(0xFF),
         }
     }
@@ -162,7 +171,7 @@ impl PciFunction for StubFunction {
             }
             Target::MsiX => self.registers.msix_write(bar, offset, data),
             Target::Memory => self.memory.write(bar, offset, data),
-            Target::Nothing => {}
+            Target::Rom(_) | Target::Nothing => {}
         }
     }
 
@@ -228,6 +237,9 @@ fn emulated(spec: &StubSpec, layout: &StubLayout) -> EmulatedSpec {
     EmulatedSpec {
         ids: spec.ids,
         bars: spec.bars,
+        rom: spec.rom,
+        sriov: spec.sriov,
+        ari: spec.ari,
         on: spec.on,
         interrupt,
         flr: spec.flr,

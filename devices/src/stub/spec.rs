@@ -9,6 +9,8 @@ use pci::bar::{BarError, BarIndex, BarSpec, Bars, Size};
 use pci::caps::clique::{Clique, CliqueError};
 use pci::emulated::Attachment;
 use pci::ids::Ids;
+use pci::sriov::{SriovError, SriovSpec};
+use pci::topology::EndpointSpec;
 use thiserror::Error;
 
 use super::pages::PAGE;
@@ -20,6 +22,12 @@ pub struct StubSpec {
     pub ids: Ids,
     /// Its BARs.
     pub bars: [Option<BarSpec>; 6],
+    /// Bytes of its expansion ROM.
+    pub rom: Option<u64>,
+    /// Virtual functions that it shows; they cannot be enabled.
+    pub sriov: Option<SriovSpec>,
+    /// Whether its device has functions beyond 7 or virtual ones.
+    pub ari: bool,
     /// What it hangs on, as its registers show it.
     pub on: Attachment,
     /// How it interrupts.
@@ -79,10 +87,16 @@ pub struct StubLayout {
 }
 
 impl StubSpec {
-    /// BARs to plan addresses for.
+    /// What must be known to plan for it.
     #[must_use]
-    pub const fn bars_for_plan(&self) -> [Option<BarSpec>; 6] {
-        self.bars
+    pub fn planned(&self) -> EndpointSpec {
+        EndpointSpec {
+            ids: self.ids,
+            bars: self.bars,
+            interrupt_pin: self.interrupt_pin(),
+            rom: self.rom,
+            sriov: self.sriov.map(Box::new),
+        }
     }
 
     /// The interrupt pin register: 0 none, 1 INTA to 4 INTD.
@@ -96,7 +110,9 @@ impl StubSpec {
 
     /// Checks everything and places the trapped pages.
     pub fn layout(&self) -> Result<StubLayout, SpecError> {
-        Bars::new(&self.bars)?;
+        let bars = Bars::new(&self.bars)?;
+        self.rom.map_or(Ok(()), |size| bars.with_rom(size).map(drop))?;
+        self.sriov.map_or(Ok(()), |sriov| sriov.check())?;
         if self.clique.is_some() {
             pci::caps::clique::check(&self.ids, self.clique_any_vendor)?;
         }
@@ -144,6 +160,9 @@ pub enum SpecError {
     /// Its BARs are impossible.
     #[error(transparent)]
     Bar(#[from] BarError),
+    /// Its virtual functions are impossible.
+    #[error(transparent)]
+    Sriov(#[from] SriovError),
     /// Its clique is impossible.
     #[error(transparent)]
     Clique(#[from] CliqueError),
@@ -199,6 +218,9 @@ mod tests {
         StubSpec {
             ids: Ids::default(),
             bars: all,
+            rom: None,
+            sriov: None,
+            ari: false,
             on: Attachment::RootBus,
             interrupt,
             clique: None,

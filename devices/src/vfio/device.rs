@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use log::Level;
 use pci::access::{Access, Reg};
-use pci::bar::{BarIndex, BarSpec, Bars};
+use pci::bar::{BarIndex, BarSpec, Bars, ROM};
 use pci::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind};
-use pci::regs::{command, header};
+use pci::regs::{command, header, type0};
 use pci::seams::{IntxEvents, MsiRoutes};
 
 use super::backing::Backing;
@@ -17,8 +17,9 @@ use super::msi::Msi;
 use super::msix::{Claim, Msix};
 use super::opened::{HostFunction, VfioError};
 use super::overlay::{Overlay, byte_runs, is_partial};
-use super::patch::{self, Placement, ROM, VfioOptions};
+use super::patch::{self, Placement, VfioOptions};
 use super::reset::{self, Outcome};
+use super::rom::Rom;
 use super::vectors::{Lender, VectorError};
 use crate::complaints::Complaints;
 
@@ -29,6 +30,7 @@ pub struct VfioFunction<D: HostDevice> {
     msi: Option<Msi>,
     intx: Option<Intx>,
     backings: [Option<Backing>; 6],
+    rom: Rom,
     host: HostFunction<D>,
     overlay: Overlay,
     bars: Bars,
@@ -55,7 +57,8 @@ impl<D: HostDevice> VfioFunction<D> {
             // What is not seen resets nothing.
             host.facts.express = None;
         }
-        let bars = Bars::new(&host.bars).map_err(|source| VfioError::Bars { name: name(), source })?;
+        let bars = Bars::new(&host.bars).and_then(|bars| host.rom.map_or(Ok(bars.clone()), |size| bars.with_rom(size)));
+        let bars = bars.map_err(|source| VfioError::Bars { name: name(), source })?;
         let (msix_irqs, msi_irqs) = (host.device.irqs(IrqKind::Msix), host.device.irqs(IrqKind::Msi));
         let msix = host.facts.msix.map(|fact| Msix::new(fact, msix_irqs)).transpose();
         let msix = msix.map_err(|source| VfioError::Msix { name: name(), source })?;
@@ -67,6 +70,7 @@ impl<D: HostDevice> VfioFunction<D> {
             msi,
             intx,
             backings: [const { None }; 6],
+            rom: Rom::default(),
             host,
             overlay,
             bars,
@@ -240,6 +244,9 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
         if let Some(register) = bar_register(offset) {
             return self.bars.read(register);
         }
+        if offset == type0::ROM {
+            return self.bars.read_rom();
+        }
         let device = self.device_dword(reg);
         let value = self.overlay.read(reg, device);
         if let Some(msix) = self.msix.as_ref().filter(|msix| offset == u16::from(msix.offset())) {
@@ -250,8 +257,12 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
 
     fn config_write(&mut self, access: Access, value: u32) -> Changes {
         let offset = access.reg.offset();
-        if self.detached || offset == ROM {
+        if self.detached {
             return Changes::empty();
+        }
+        if offset == type0::ROM {
+            let changed = self.bars.write_rom(access.lanes, value);
+            return if changed { Changes::DECODE } else { Changes::empty() };
         }
         if let Some(register) = bar_register(offset) {
             let changed = self.bars.write(register, access.lanes, value);
@@ -290,6 +301,9 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
                 self.bars.set_address(bar, at);
             }
         }
+        if let Some(at) = programming.rom {
+            self.bars.set_address(ROM, at);
+        }
         let io = self.bars.specs().any(|(bar, spec)| !spec.is_memory() && self.bars.address(bar).is_some_and(|at| at != 0));
         let memory = if programming.memory { command::MEMORY } else { 0 };
         let enables = memory | if io { command::IO } else { 0 };
@@ -301,6 +315,9 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
     }
 
     fn bar_layout(&self, bar: BarIndex) -> Vec<BarPiece> {
+        if bar == ROM {
+            return self.bars.spec(ROM).map(|spec| BarPiece::Trapped { offset: 0, len: spec.size }).into_iter().collect();
+        }
         let backing = self.backings.get(usize::from(bar)).and_then(Option::as_ref);
         backing.map(|backing| backing.pieces.clone()).unwrap_or_default()
     }
@@ -309,6 +326,12 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
         data.fill(0xFF);
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         if self.detached || self.bars.spec(bar).is_none() {
+            return;
+        }
+        if bar == ROM {
+            if let Err(error) = self.rom.read(&mut self.host.device, offset, data) {
+                self.complain("expansion ROM", &error);
+            }
             return;
         }
         let claim = self.msix.as_ref().map_or(Claim::None, |msix| msix.claim(bar, offset, len));
@@ -331,7 +354,7 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
 
     fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8]) {
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
-        if self.detached || self.bars.spec(bar).is_none() {
+        if self.detached || bar == ROM || self.bars.spec(bar).is_none() {
             return;
         }
         match (self.msix.as_ref().map_or(Claim::None, |msix| msix.claim(bar, offset, len)), &mut self.msix) {

@@ -113,7 +113,7 @@ fn start(index: RegionIndex) -> u64 {
 impl FakeDevice {
     pub fn new(registers: Registers, sizes: [u64; 6]) -> Self {
         let memory = memfd_create("bars", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&memory, start(6)).unwrap();
+        ftruncate(&memory, start(7)).unwrap();
         let mut regions: Vec<Region> = sizes
             .into_iter()
             .map(|size| Region { size, mappable: if size == 0 { Vec::new() } else { vec![Area { offset: 0, len: size }] } })
@@ -151,6 +151,13 @@ impl FakeDevice {
 
     pub fn with_mappable(mut self, index: usize, areas: &[(u64, u64)]) -> Self {
         self.regions[index].mappable = areas.iter().map(|(offset, len)| Area { offset: *offset, len: *len }).collect();
+        self
+    }
+
+    /// An expansion ROM that starts with `content`, the rest zero.
+    pub fn with_rom(mut self, content: &[u8], size: u64) -> Self {
+        pwrite(&*self.memory, content, start(6)).unwrap();
+        self.regions[6].size = size;
         self
     }
 

@@ -33,6 +33,7 @@ pub mod overlay;
 pub mod patch;
 pub mod regions;
 pub mod reset;
+mod rom;
 pub mod vectors;
 
 #[cfg(test)]

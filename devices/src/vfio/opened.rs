@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use pci::bar::{BarError, BarSpec, Bars};
+use pci::bar::{BarError, BarSpec, Bars, ROM};
 use pci::ids::Ids;
 use pci::msi::MsiVectorsError;
 use pci::msix_table::MsixVectorsError;
@@ -23,6 +23,8 @@ pub struct HostFunction<D: HostDevice> {
     pub(super) snapshot: Snapshot,
     pub(super) facts: Facts,
     pub(super) bars: [Option<BarSpec>; 6],
+    /// Bytes of its expansion ROM.
+    pub(super) rom: Option<u64>,
 }
 
 impl HostFunction<Hardware> {
@@ -58,7 +60,9 @@ impl<D: HostDevice> HostFunction<D> {
         if let Err(source) = Bars::new(&bars) {
             return Err(VfioError::Bars { name, source });
         }
-        Ok(Self { name, device, snapshot, facts, bars })
+        // The kernel gives a region only for a ROM that it can read.
+        let rom = Some(device.size(ROM.into())).filter(|size| Bars::default().with_rom(*size).is_ok());
+        Ok(Self { name, device, snapshot, facts, bars, rom })
     }
 
     /// Its ids, as the guest will see them.

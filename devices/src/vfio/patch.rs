@@ -5,7 +5,7 @@
 //! | memory and I/O enable | kept here: decoding stays on in hardware, or the kernel would tear every mapping down |
 //! | bus master | kept here and written through |
 //! | BARs | kept by [`pci::bar::Bars`] |
-//! | expansion ROM | none |
+//! | expansion ROM | address kept by [`pci::bar::Bars`], content read from the device once |
 //! | header type, multi-function bit | the guest topology's |
 //! | interrupt line | kept here |
 //! | MSI, MSI-X control, address, data | kept here, see [`super::msi`] and [`super::msix`] |
@@ -20,7 +20,7 @@ use pci::caps::clique::{self, Clique, CliqueError, place};
 use pci::caps::express::reg as express;
 use pci::ext_caps::{ExtendedExtent, id as extended};
 use pci::link::{Link, LinkRate};
-use pci::regs::{command, header, status};
+use pci::regs::{command, header, status, type0};
 use thiserror::Error;
 
 use super::facts::{ExpressFact, Facts, Snapshot};
@@ -33,9 +33,6 @@ mod id {
     pub const PASID: u16 = 0x001B;
     pub const VF_REBAR: u16 = 0x0024;
 }
-
-/// Expansion ROM base address (PCIe 6.0 7.5.1.2.4).
-pub const ROM: u16 = 0x30;
 
 /// Device/port types of functions.
 const ENDPOINT: u8 = 0;
@@ -74,7 +71,7 @@ pub fn overlay(facts: &Facts, config: &Snapshot, options: &VfioOptions) -> Resul
     for offset in (header::BAR0..).step_by(4).take(6) {
         overlay.protect(offset, u32::MAX);
     }
-    overlay.replace(ROM, u32::MAX, 0);
+    overlay.protect(type0::ROM, u32::MAX);
     overlay.emulate(header::INTERRUPT, 0xFF, 0xFF);
     if let Some((offset, _)) = facts.power {
         overlay.emulate(u16::from(offset) + 4, 3, 0);

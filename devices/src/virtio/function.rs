@@ -99,6 +99,9 @@ impl<D: Device> VirtioFunction<D> {
         let spec = EmulatedSpec {
             ids: device.kind().ids(),
             bars: layout::bars(),
+            rom: None,
+            sriov: None,
+            ari: false,
             on: Attachment::RootBus,
             interrupt: layout::interrupt(vectors),
             flr: true,

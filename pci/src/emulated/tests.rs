@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::address::Devfn;
 use crate::caps::clique::decode;
 use crate::caps::{id, walk};
 use crate::ext_caps::walk_extended;
@@ -15,6 +16,9 @@ fn spec(interrupt: InterruptSpec) -> EmulatedSpec {
     let bar = |kind, prefetchable, size| Some(BarSpec { kind, prefetchable, size });
     EmulatedSpec {
         ids: Ids { vendor: 0x10DE, device: 0x20B8, class: ClassCode::new(0x03_0200), revision: 0xA1, ..Ids::default() },
+        rom: None,
+        sriov: None,
+        ari: false,
         bars: [
             bar(BarKind::Memory32, false, 0x4000),
             bar(BarKind::Memory64, true, 128 << 30),
@@ -39,8 +43,12 @@ struct Bench {
 }
 
 fn bench(interrupt: InterruptSpec) -> Bench {
+    bench_of(&spec(interrupt))
+}
+
+fn bench_of(spec: &EmulatedSpec) -> Bench {
     let (sent, wire) = (Arc::new(FakeMsi::default()), FakeIntx::default());
-    let endpoint = Emulated::new(&spec(interrupt), sent.clone(), Some(Box::new(wire.clone()))).unwrap();
+    let endpoint = Emulated::new(spec, sent.clone(), Some(Box::new(wire.clone()))).unwrap();
     Bench { endpoint, sent, wire }
 }
 
@@ -215,6 +223,7 @@ fn programming_is_what_the_guest_reads() {
         memory: true,
         interrupt_line: 17,
         multifunction: true,
+        ..Programming::default()
     });
     assert_eq!([0x10, 0x14, 0x18, 0x24].map(|at| bench.read(at)), [0xE000_0000, 0xC, 0x20, 0xC001]);
     assert_eq!((bench.read(0x04) & 7, bench.read(0x0C) >> 16, bench.read(0x3C)), (3, 0x80, 0x111));
@@ -223,6 +232,65 @@ fn programming_is_what_the_guest_reads() {
     assert_eq!((decoded, bars.io_enabled), (vec![(0, 0xE000_0000), (1, 0x20_0000_0000)], true));
     bench.endpoint.reset(ResetKind::Function);
     assert_eq!((bench.read(0x0C) >> 16, bench.read(0x3C), bench.read(0x04) & 7), (0x80, 0x111, 0));
+}
+
+/// With a ROM, virtual functions and alternative routing ids.
+fn physical_function(interrupt: InterruptSpec) -> EmulatedSpec {
+    let bar = |size| Some(BarSpec { kind: BarKind::Memory64, prefetchable: true, size });
+    let bars = [bar(256 << 20), None, None, None, bar(4096), None];
+    let sriov = SriovSpec { total_vfs: 16, first_offset: 8, stride: 2, vf_device: 0x101A, bars };
+    EmulatedSpec { rom: Some(64 << 10), sriov: Some(sriov), ari: true, serial_number: None, ..spec(interrupt) }
+}
+
+#[test]
+fn case_a9_virtual_functions_are_told_and_their_bars_sized_and_programmed_like_any() {
+    let mut bench = bench_of(&physical_function(MSIX));
+    let list = walk_extended(|at| bench.read(at));
+    let found: Vec<(u16, u16)> = list.iter().map(|extent| (extent.id, extent.offset)).collect();
+    let [(1, 0x100), (0x0E, ari), (0x10, at)] = found[..] else { panic!("{found:x?}") };
+    let vf_bars = [Some(0x20_0000_0000), None, None, None, Some(0x30_0000_0000), None];
+    let number = Devfn::from_byte(3);
+    bench.endpoint.program(&Programming { vf_bars, number, next_function: 9, ..Programming::default() });
+    assert_eq!(
+        [0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20].map(|offset| bench.read(at + offset)),
+        [0x0010_0010, 0x0003_0000, 0x0002_0008, 0x101A_0000, 0x553, 1,]
+    );
+    assert_eq!(bench.read(ari + 4), 0x0900);
+    assert_eq!([0x24, 0x28, 0x2C, 0x34, 0x38].map(|offset| bench.read(at + offset)), [0xC, 0x20, 0, 0xC, 0x30]);
+    for offset in [0x24, 0x28, 0x34] {
+        bench.endpoint.config_write(Access::dword(at + offset), u32::MAX);
+    }
+    assert_eq!([0x24, 0x28, 0x34].map(|offset| bench.read(at + offset)), [0xF000_000C, u32::MAX, 0xFFFF_F00C]);
+    // Enable, and memory space, of virtual functions stay off; how many there should be is kept.
+    bench.endpoint.config_write(Access::dword(at + 8), u32::MAX);
+    bench.endpoint.config_write(Access::dword(at + 0x10), 0xFFFF_0010);
+    assert_eq!((bench.read(at + 8), bench.read(at + 0x10)), (1 << 4, 0x0003_0010));
+    bench.endpoint.reset(ResetKind::Function);
+    assert_eq!((bench.read(at + 0x10), bench.read(at + 0x24), bench.read(ari + 4)), (0x0003_0000, 0xC, 0x0900));
+}
+
+#[test]
+fn a_rom_is_programmed_off_and_decodes_when_it_is_switched_on() {
+    let mut bench = bench_of(&physical_function(MSIX));
+    bench.endpoint.program(&Programming { rom: Some(0xE002_0000), memory: true, ..Programming::default() });
+    assert_eq!(bench.read(0x30), 0xE002_0000);
+    let reached =
+        |bench: &Bench| bench.endpoint.bars().decoding().find(|decoding| decoding.bar == ROM).and_then(|decoding| decoding.at);
+    assert_eq!(reached(&bench), None);
+    assert_eq!(bench.endpoint.config_write(Access::dword(0x30), 0xE002_0001), Changes::DECODE);
+    assert_eq!(reached(&bench), Some(0xE002_0000));
+    bench.endpoint.config_write(Access::dword(0x04), 0);
+    assert_eq!(reached(&bench), None);
+    assert_eq!(bench_of(&spec(MSIX)).read(0x30), 0);
+}
+
+#[test]
+fn on_other_buses_nobody_sees_alternative_routing_ids_and_on_a_conventional_one_no_virtual_functions() {
+    for (on, expected) in [(Attachment::RootBus, vec![0x10]), (Attachment::Conventional, vec![])] {
+        let bench = bench_of(&EmulatedSpec { on, clique: None, ..physical_function(MSIX) });
+        let ids: Vec<u16> = walk_extended(|at| bench.read(at)).iter().map(|extent| extent.id).collect();
+        assert_eq!(ids, expected, "{on:?}");
+    }
 }
 
 #[test]
@@ -368,7 +436,7 @@ proptest! {
         interrupt in prop_oneof![Just(MSIX), Just(MSI), Just(InterruptSpec::Intx(2)), Just(InterruptSpec::None)],
         steps in prop::collection::vec((0u8..12, any::<u16>(), 1..9u8, any::<u32>()), 0..100),
     ) {
-        let mut bench = bench(interrupt);
+        let mut bench = bench_of(&physical_function(interrupt));
         let mirror = Arc::new(FakeMirror::default());
         bench.endpoint.mirror(mirror.clone());
         for (kind, offset, len, value) in steps {

@@ -5,9 +5,10 @@ use std::cmp::Reverse;
 
 use thiserror::Error;
 
+use super::FoundBar;
 use super::{Cycles, Enumerator, Found, reg};
 use crate::address::{BusRange, Sbdf};
-use crate::bar::{BarIndex, BarKind};
+use crate::bar::BarKind;
 use crate::topology::{PlannedRootComplex, Window, Windows};
 
 /// Gives every bridge buses and windows and every BAR below `root` an address from the root complex's ranges, then switches
@@ -64,6 +65,10 @@ pub fn clear(cycles: &mut dyn Cycles, root: &PlannedRootComplex) {
         for register in 0..if function.bridge.is_some() { 2 } else { 6 } {
             enumerator.write32(function.at, reg::BARS + 4 * register, 0);
         }
+        let more: Vec<u16> = wants(function).iter().map(|want| want.register).filter(|at| *at >= reg::ROM).collect();
+        for register in more {
+            enumerator.write32(function.at, register, 0);
+        }
         if function.bridge.is_some() {
             enumerator.close(function.at);
             enumerator.write32(function.at, reg::BUSES, 0);
@@ -102,9 +107,11 @@ struct Device {
 
 #[derive(Clone, Copy)]
 struct Want {
-    bar: BarIndex,
+    /// Offset of its first register.
+    register: u16,
     space: Space,
     size: u64,
+    align: u64,
     wide: bool,
 }
 
@@ -128,7 +135,7 @@ impl Bus {
         let mut parts = Vec::new();
         for device in &self.devices {
             let bars = device.bars.iter().filter(|want| want.space == space);
-            parts.extend(bars.map(|want| Part { size: want.size, align: want.size, what: What::Bar(device.at, *want) }));
+            parts.extend(bars.map(|want| Part { size: want.size, align: want.align, what: What::Bar(device.at, *want) }));
             let Some(below) = device.below.as_ref().filter(|_| space != Space::Io) else { continue };
             let inner = below.parts(space);
             let offsets = lay(&inner, &[(0, u64::MAX)]).unwrap_or_default();
@@ -144,17 +151,23 @@ impl Bus {
 }
 
 fn wants(function: &Found) -> Vec<Want> {
-    let wants = function.bars.iter().map(|bar| Want {
-        bar: bar.bar,
+    let want = |bar: &FoundBar, register: u16, count: u16| Want {
+        register,
         space: match (bar.spec.kind, bar.spec.prefetchable) {
             (BarKind::Io, _) => Space::Io,
             (BarKind::Memory64, true) => Space::Prefetchable,
             _ => Space::Memory,
         },
-        size: bar.spec.size,
+        size: bar.spec.size * u64::from(count),
+        align: bar.spec.size,
         wide: bar.spec.kind == BarKind::Memory64,
-    });
-    wants.collect()
+    };
+    let mut wants: Vec<Want> = function.bars.iter().map(|bar| want(bar, reg::BARS + 4 * u16::from(bar.bar), 1)).collect();
+    wants.extend(function.rom.iter().map(|rom| want(rom, reg::ROM, 1)));
+    if let Some(vfs) = &function.virtual_functions {
+        wants.extend(vfs.bars.iter().map(|bar| want(bar, vfs.offset + 0x24 + 4 * u16::from(bar.bar), vfs.total)));
+    }
+    wants
 }
 
 /// The lowest free place for each part in turn; `None` when one finds none. `ranges` are inclusive and ascending.
@@ -177,7 +190,11 @@ impl Enumerator<'_> {
     /// Goes down from `bus`, numbering what is below; `last` is the highest bus number given, `most` the highest there is.
     fn number(&mut self, bus: u8, link: bool, last: &mut u8, most: u8, found: &mut Vec<Found>) -> Result<Bus, AssignError> {
         let mut devices = Vec::new();
-        for function in self.scan_bus(bus, link) {
+        let here = self.scan_bus(bus, link);
+        // Virtual functions have the numbers right behind their bus.
+        let more = here.iter().filter_map(|function| Some(function.virtual_functions.as_ref()?.more_buses)).max().unwrap_or(0);
+        *last = last.saturating_add(more);
+        for function in here {
             let at = function.at;
             let bars = wants(&function);
             let bridge = function.bridge;
@@ -219,11 +236,10 @@ impl Enumerator<'_> {
     }
 
     fn write_bar(&mut self, function: Sbdf, want: Want, at: u64) {
-        let offset = reg::BARS + 4 * u16::from(want.bar);
         let (low, high) = halves(at);
-        self.write32(function, offset, low);
+        self.write32(function, want.register, low);
         if want.wide {
-            self.write32(function, offset + 4, high);
+            self.write32(function, want.register + 4, high);
         }
     }
 

@@ -36,6 +36,10 @@ pub struct Found {
     pub memory_enabled: bool,
     /// BARs with the addresses in them, as they were found.
     pub bars: Vec<FoundBar>,
+    /// The expansion ROM of an endpoint, likewise.
+    pub rom: Option<FoundBar>,
+    /// Virtual functions.
+    pub virtual_functions: Option<FoundVfs>,
     /// For bridges.
     pub bridge: Option<FoundBridge>,
 }
@@ -49,6 +53,19 @@ pub struct FoundBar {
     pub spec: BarSpec,
     /// The address in it.
     pub at: u64,
+}
+
+/// An SR-IOV capability.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundVfs {
+    /// Where the capability starts.
+    pub offset: u16,
+    /// TotalVFs.
+    pub total: u16,
+    /// Buses behind its own that they reach.
+    pub more_buses: u8,
+    /// What each asks for, and where the first lies.
+    pub bars: Vec<FoundBar>,
 }
 
 /// A Type 1 function's registers.
@@ -79,7 +96,9 @@ mod reg {
     pub const PREFETCHABLE: u16 = 0x24;
     pub const PREFETCHABLE_BASE_UPPER: u16 = 0x28;
     pub const PREFETCHABLE_LIMIT_UPPER: u16 = 0x2C;
+    pub const ROM: u16 = 0x30;
     pub const CAPABILITIES: u16 = 0x34;
+    pub const EXTENDED: u16 = 0x100;
 }
 
 /// Finds every function below `root_bus` by the bus numbers that the bridges have. Sizes BARs with decode off and restores
@@ -112,6 +131,9 @@ impl Enumerator<'_> {
     /// Asks every place on a bus; below a link only device 0.
     fn scan_bus(&mut self, bus: u8, link: bool) -> Vec<Found> {
         let mut found = Vec::new();
+        if link && let Some(chain) = self.scan_chain(bus) {
+            return chain;
+        }
         for device in 0..if link { 1 } else { 32 } {
             for function in 0..8 {
                 let at = Sbdf { segment: self.segment, bdf: Bdf::new(bus, Devfn::new(device, function)) };
@@ -132,6 +154,64 @@ impl Enumerator<'_> {
         found
     }
 
+    /// Follows alternative routing ids from function 0 of a device below a link; `None` if it has none.
+    fn scan_chain(&mut self, bus: u8) -> Option<Vec<Found>> {
+        let mut found = Vec::new();
+        let mut number = 0;
+        loop {
+            let at = Sbdf { segment: self.segment, bdf: Bdf::new(bus, Devfn::from_byte(number)) };
+            let one = self.identify(at)?;
+            let ari = self.extended(at, 0x0E)?;
+            found.push(one);
+            let next = self.read8(at, ari + 5);
+            // Numbers only go up, so that no register value makes this endless.
+            if next <= number {
+                return Some(found);
+            }
+            number = next;
+        }
+    }
+
+    /// Offset of the function's first extended capability `id`.
+    fn extended(&mut self, at: Sbdf, id: u16) -> Option<u16> {
+        self.capability(at, 0x10)?;
+        let mut offset = reg::EXTENDED;
+        // So many fill configuration space: a longer list is a loop.
+        for _ in 0..960 {
+            let header = self.read32(at, offset);
+            if header == 0 || header == 0xFFFF_FFFF {
+                return None;
+            }
+            if header & 0xFFFF == id.into() {
+                return Some(offset);
+            }
+            offset = u16::try_from(header >> 20).ok()? & 0xFFC;
+            if offset < reg::EXTENDED {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn rom(&mut self, at: Sbdf) -> Option<FoundBar> {
+        let held = self.read32(at, reg::ROM);
+        self.write32(at, reg::ROM, 0xFFFF_F800);
+        let mask = self.read32(at, reg::ROM) & 0xFFFF_F800;
+        self.write32(at, reg::ROM, held);
+        let size = u64::from(!mask) + 1;
+        (mask != 0).then(|| FoundBar { bar: 6, spec: BarSpec::rom(size), at: u64::from(held & 0xFFFF_F800) })
+    }
+
+    fn virtual_functions(&mut self, at: Sbdf) -> Option<FoundVfs> {
+        let offset = self.extended(at, 0x10)?;
+        let total = self.read16(at, offset + 0x0E);
+        let (first, stride) = (self.read16(at, offset + 0x14), self.read16(at, offset + 0x16));
+        let last = u32::from(at.bdf.requester_id()) + u32::from(first) + u32::from(stride) * u32::from(total.saturating_sub(1));
+        let more = (last >> 8).saturating_sub(at.bdf.bus().into());
+        let bars = self.size_registers(at, offset + 0x24, 6);
+        Some(FoundVfs { offset, total, more_buses: u8::try_from(more).unwrap_or(u8::MAX), bars })
+    }
+
     fn identify(&mut self, at: Sbdf) -> Option<Found> {
         let ids = self.read32(at, reg::IDS);
         if ids & 0xFFFF == 0xFFFF || ids == 0 {
@@ -148,6 +228,8 @@ impl Enumerator<'_> {
             multifunction: header & 0x80 != 0,
             memory_enabled: self.read16(at, reg::COMMAND) & 2 != 0,
             bars: self.size_bars(at, if bridge { 2 } else { 6 }),
+            rom: if bridge { None } else { self.rom(at) },
+            virtual_functions: if bridge { None } else { self.virtual_functions(at) },
             bridge: bridge.then(|| self.bridge(at)),
         })
     }
@@ -218,10 +300,16 @@ impl Enumerator<'_> {
     fn size_bars(&mut self, at: Sbdf, registers: u16) -> Vec<FoundBar> {
         let command = self.read16(at, reg::COMMAND);
         self.write16(at, reg::COMMAND, command & !3);
+        let bars = self.size_registers(at, reg::BARS, registers);
+        self.write16(at, reg::COMMAND, command);
+        bars
+    }
+
+    fn size_registers(&mut self, at: Sbdf, first: u16, registers: u16) -> Vec<FoundBar> {
         let mut bars = Vec::new();
         let mut register = 0;
         while register < registers {
-            let offset = reg::BARS + 4 * register;
+            let offset = first + 4 * register;
             let (low, low_mask) = self.probe(at, offset);
             let io = low_mask & 1 == 1;
             let wide = !io && low_mask & 6 == 4;
@@ -243,7 +331,6 @@ impl Enumerator<'_> {
             }
             register += if wide { 2 } else { 1 };
         }
-        self.write16(at, reg::COMMAND, command);
         bars
     }
 

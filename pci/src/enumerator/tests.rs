@@ -24,6 +24,11 @@ fn attachment(plan: &Plan, on: Parent) -> Attachment {
     if port.spec.kind.has_link_below() { Attachment::Link(Link::default()) } else { Attachment::Conventional }
 }
 
+/// Whether the device that a function belongs to has functions beyond 7.
+fn siblings_beyond_7(plan: &Plan, planned: &PlannedFunction) -> bool {
+    plan.functions.iter().any(|other| other.on == planned.on && other.at.bdf.devfn().byte() > 7)
+}
+
 /// A machine's hierarchy, started as planned, without the machine.
 struct Bench(Hierarchy);
 
@@ -38,6 +43,9 @@ impl Bench {
             let spec = EmulatedSpec {
                 ids: endpoint.spec.ids,
                 bars: endpoint.spec.bars,
+                rom: endpoint.spec.rom,
+                sriov: endpoint.spec.sriov.as_deref().copied(),
+                ari: endpoint.spec.sriov.is_some() || siblings_beyond_7(plan, planned),
                 on: attachment(plan, planned.on),
                 interrupt: InterruptSpec::None,
                 flr: false,
@@ -77,6 +85,8 @@ fn expected(planned: &PlannedFunction) -> Found {
         multifunction: planned.multifunction,
         memory_enabled: true,
         bars: Vec::new(),
+        rom: None,
+        virtual_functions: None,
         bridge: None,
     };
     match &planned.kind {
@@ -104,8 +114,19 @@ fn expected(planned: &PlannedFunction) -> Found {
             for (bar, (spec, at)) in (0..).zip(endpoint.spec.bars.iter().zip(endpoint.bars)) {
                 found.bars.extend(spec.map(|spec| FoundBar { bar, spec, at: at.unwrap_or(0) }));
             }
-            // Without a memory BAR there is nothing to enable.
-            found.memory_enabled = found.bars.iter().any(|bar| bar.spec.is_memory());
+            let rom = |size| FoundBar { bar: 6, spec: BarSpec::rom(size), at: endpoint.rom.unwrap() };
+            found.rom = endpoint.spec.rom.map(rom);
+            found.virtual_functions = endpoint.spec.sriov.as_ref().map(|sriov| {
+                let bars = (0..).zip(sriov.bars.iter().zip(endpoint.vf_bars));
+                FoundVfs {
+                    offset: 0,
+                    total: sriov.total_vfs,
+                    more_buses: u8::try_from(sriov.more_buses(planned.at.bdf.devfn())).unwrap(),
+                    bars: bars.filter_map(|(bar, (spec, at))| Some(FoundBar { bar, spec: (*spec)?, at: at.unwrap() })).collect(),
+                }
+            });
+            // Without memory there is nothing to enable.
+            found.memory_enabled = found.rom.is_some() || found.bars.iter().any(|bar| bar.spec.is_memory());
         }
     }
     found
@@ -115,6 +136,7 @@ fn walk_all(plan: &Plan, cycles: &mut dyn Cycles) -> Vec<Found> {
     let roots = plan.root_complexes.iter();
     let mut found: Vec<Found> = roots.flat_map(|root| walk(cycles, root.segment, root.buses.secondary)).collect();
     found.sort_by_key(|function| function.at);
+    found.iter_mut().filter_map(|function| function.virtual_functions.as_mut()).for_each(|vfs| vfs.offset = 0);
     found
 }
 
@@ -157,6 +179,14 @@ fn assert_assigns_everything(plan: &Plan, bench: &mut Bench) {
             let mut windows = windows.flat_map(|root| root.mem32.iter().chain(&root.mem64));
             assert!(windows.any(|window| window.contains(bar.at, bar.spec.size)), "{}: {bar:x?}", planned.name);
             wanted.push((planned.id, bar.bar, bar.at, bar.spec.size));
+        }
+        let mut more: Vec<(FoundBar, u64)> = found.rom.iter().map(|rom| (*rom, rom.spec.size)).collect();
+        if let Some(vfs) = &found.virtual_functions {
+            more.extend(vfs.bars.iter().map(|bar| (*bar, bar.spec.size * u64::from(vfs.total))));
+        }
+        for (bar, size) in more {
+            assert!(bar.at != 0 && bar.at % bar.spec.size == 0, "{}: {bar:x?}", planned.name);
+            assert!(bench.reachable().iter().all(|(_, _, at, len)| at + len <= bar.at || bar.at + size <= *at));
         }
     }
     wanted.sort_by_key(|(_, _, at, _)| *at);

@@ -2,11 +2,15 @@
 
 mod acs;
 mod aer;
+pub mod ari;
 mod serial;
+pub mod sriov;
 
 pub use acs::Acs;
 pub use aer::{Aer, AerKind};
+pub use ari::Ari;
 pub use serial::Serial;
+pub use sriov::Sriov;
 
 use crate::config::RegDef;
 

@@ -312,6 +312,8 @@ impl Hierarchy {
                 memory: bars.is_some(),
                 interrupt_line: line.unwrap_or(0xFF),
                 multifunction: newcomer.at.function() == 0 && functions.len() > 1,
+                number: newcomer.at,
+                ..Programming::default()
             }
         });
         programming.collect()

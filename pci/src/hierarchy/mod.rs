@@ -433,6 +433,10 @@ fn programming(planned: &PlannedFunction) -> Programming {
         PlannedKind::Port(_) => Programming { multifunction: planned.multifunction, ..Programming::default() },
         PlannedKind::Endpoint(endpoint) => Programming {
             bars: endpoint.bars,
+            rom: endpoint.rom,
+            vf_bars: endpoint.vf_bars,
+            number: planned.at.bdf.devfn(),
+            next_function: endpoint.next_function,
             memory: true,
             interrupt_line: endpoint.intx.and_then(|route| u8::try_from(intx::gsi(route)).ok()).unwrap_or(0xFF),
             multifunction: planned.multifunction,

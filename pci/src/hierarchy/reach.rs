@@ -6,14 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::bar::BarIndex;
+use crate::bar::{BarIndex, ROM};
 use crate::effect::Effect;
 use crate::function::FunctionId;
 
 type Key = (FunctionId, BarIndex);
 
-/// Base address registers of a function.
-const BARS: BarIndex = 6;
+/// Base address registers of a function, its ROM included.
+const BARS: BarIndex = ROM + 1;
 
 /// What one endpoint decodes.
 pub(super) struct Wanted {

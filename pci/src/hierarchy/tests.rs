@@ -30,7 +30,12 @@ fn topology() -> Topology {
         name: Name::from(name),
         on: Name::from(on),
         place: Place::default(),
-        kind: NodeKind::Endpoint(EndpointSpec { ids: IDS, bars: [Some(BAR), None, None, None, None, None], interrupt_pin: 0 }),
+        kind: NodeKind::Endpoint(EndpointSpec {
+            ids: IDS,
+            bars: [Some(BAR), None, None, None, None, None],
+            interrupt_pin: 0,
+            ..EndpointSpec::default()
+        }),
     };
     Topology {
         root_complexes: vec![RootComplexSpec { name: Name::from("rc0"), segment: 0, node: None, first_bus: None }],
@@ -68,6 +73,9 @@ impl Rig {
             let spec = EmulatedSpec {
                 ids: IDS,
                 bars: endpoint.spec.bars,
+                rom: None,
+                sriov: None,
+                ari: false,
                 on: Attachment::Link(Link::default()),
                 interrupt: InterruptSpec::None,
                 flr: true,
@@ -307,6 +315,9 @@ mod conventional {
             let spec = EmulatedSpec {
                 ids: IDS,
                 bars: endpoint.spec.bars,
+                rom: None,
+                sriov: None,
+                ari: false,
                 on: Attachment::Conventional,
                 interrupt: InterruptSpec::Intx(1),
                 flr: true,

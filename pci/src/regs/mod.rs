@@ -32,6 +32,8 @@ pub mod type0 {
     pub const BAR5: u16 = 0x24;
     /// Last byte of the base address registers.
     pub const BAR_END: u16 = 0x27;
+    /// Expansion ROM base address.
+    pub const ROM: u16 = 0x30;
 }
 
 /// Type 1 header (PCIe 6.0 7.5.1.3).

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::plan::Window;
-use super::spec::Name;
-use crate::bar::{BarIndex, BarSpec, Size};
+use super::spec::{Name, Need, Resource};
+use crate::bar::Size;
 
 /// Guest-physical addresses that are free for BARs. All root complexes share them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -105,12 +105,12 @@ pub struct Shortage {
 /// Something that finds no place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asks {
-    /// A device's BAR.
+    /// A device's BAR or ROM.
     Bar {
         /// Which.
-        bar: BarIndex,
+        bar: Resource,
         /// What it asks for.
-        spec: BarSpec,
+        need: Need,
     },
     /// What a hot-plug port keeps for devices to come.
     Reserve {
@@ -122,9 +122,9 @@ pub enum Asks {
 impl Asks {
     /// Bytes.
     #[must_use]
-    pub const fn size(self) -> u64 {
+    pub fn size(self) -> u64 {
         match self {
-            Self::Bar { spec, .. } => spec.size,
+            Self::Bar { need, .. } => need.size().unwrap_or(u64::MAX),
             Self::Reserve { size } => size,
         }
     }
@@ -148,7 +148,7 @@ impl fmt::Display for Shortage {
         };
         let (needed, there, missing) = (Size(self.needed), Size(self.there), Size(self.missing()));
         match self.asks {
-            Asks::Bar { bar, spec } => write!(f, "BAR {bar} of `{name}` ({spec})")?,
+            Asks::Bar { bar, need } => write!(f, "{bar} of `{name}` ({need})")?,
             Asks::Reserve { size } => write!(f, "what `{name}` keeps for hot-plug ({})", Size(size))?,
         }
         write!(f, " does not fit into {aperture}: ")?;
@@ -166,6 +166,9 @@ impl fmt::Display for Shortage {
                 write!(f, "; {bits} guest-physical address bits would be enough, the guest has {}", self.address_bits)
             }
             (None, Pool::Io) => write!(f, "; put fewer devices with I/O BARs on root buses"),
+            (None, Pool::Memory32) if self.asks.size() > self.there => {
+                write!(f, "; only 64-bit prefetchable BARs can lie above 4 GiB: leave the device out")
+            }
             (None, _) if matches!(self.asks, Asks::Reserve { .. }) => {
                 write!(f, "; make the aperture larger, keep less for hot-plug or leave devices out")
             }

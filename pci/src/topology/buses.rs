@@ -32,10 +32,15 @@ pub(super) fn number(outline: &Outline<'_>) -> Result<Buses, PlanError> {
 fn counts(outline: &Outline<'_>) -> (Vec<usize>, Vec<usize>) {
     let mut ports = vec![0usize; outline.entries.len()];
     let mut roots = vec![1usize; outline.root_buses.len()];
+    for (root, bus) in roots.iter_mut().zip(&outline.root_buses) {
+        *root += virtual_buses(outline, bus);
+    }
     // Children come before parents, so that a port's own count is complete when it is reached.
     for node in outline.depth_first.iter().rev().copied() {
         let entry = &outline.entries[node];
         let Some(port) = entry.port() else { continue };
+        // Siblings of the ports below come first on the bus, with the buses of their virtual functions.
+        ports[node] += virtual_buses(outline, &entry.below);
         let reserved = port.hotplug.map_or(1, |hotplug| usize::from(hotplug.reserve.buses));
         ports[node] = (ports[node] + 1).max(reserved);
         match entry.on {
@@ -46,9 +51,16 @@ fn counts(outline: &Outline<'_>) -> (Vec<usize>, Vec<usize>) {
     (ports, roots)
 }
 
+/// Buses that virtual functions of what is on `bus` reach, beside that one.
+fn virtual_buses(outline: &Outline<'_>, bus: &[usize]) -> usize {
+    let more = |node: &usize| outline.entries[*node].sriov().map(|sriov| sriov.more_buses(outline.entries[*node].devfn));
+    bus.iter().filter_map(more).max().unwrap_or(0)
+}
+
 /// Numbers the buses of the ports on `bus`, whose own number is `last`. They were counted before, so that the numbers do not
 /// run out.
 fn descend(outline: &Outline<'_>, bus: &[usize], mut last: u8, counts: &[usize], ports: &mut [Option<BusRange>]) {
+    last = last.saturating_add(u8::try_from(virtual_buses(outline, bus)).unwrap_or(u8::MAX));
     for node in bus.iter().copied().filter(|node| outline.entries[*node].port().is_some()) {
         let secondary = last.saturating_add(1);
         descend(outline, &outline.entries[node].below, secondary, counts, ports);

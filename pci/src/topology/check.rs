@@ -6,6 +6,7 @@ use super::outline::Outline;
 use super::spec::{Name, NodeKind, NodeSpec, PortKind, PortSpec, Topology};
 use crate::address::Devfn;
 use crate::bar::{BarError, Bars};
+use crate::sriov::SriovError;
 
 impl Topology {
     /// Whether this hierarchy can exist. It may still need more buses or addresses than there are: [`Topology::plan`] tells.
@@ -106,12 +107,16 @@ pub(super) fn name(name: &Name) -> Result<(), TopologyError> {
     }
 }
 
-/// Whether a node's own values are ones that it can show.
-pub(super) fn values(node: &NodeSpec) -> Result<(), TopologyError> {
+/// Whether a node's own values are ones that it can show; `link` tells that it hangs on a link.
+pub(super) fn values(node: &NodeSpec, link: bool) -> Result<(), TopologyError> {
     let name = || node.name.clone();
     let ids = match &node.kind {
         NodeKind::Endpoint(endpoint) => {
-            Bars::new(&endpoint.bars).map_err(|source| TopologyError::Bars { name: name(), source })?;
+            let bars =
+                Bars::new(&endpoint.bars).and_then(|bars| endpoint.rom.map_or(Ok(bars.clone()), |size| bars.with_rom(size)));
+            bars.map_err(|source| TopologyError::Bars { name: name(), source })?;
+            let sriov = endpoint.sriov.as_ref().map_or(Ok(()), |sriov| sriov.check());
+            sriov.map_err(|source| TopologyError::Sriov { name: name(), source })?;
             if endpoint.interrupt_pin > 4 {
                 return Err(TopologyError::Pin { name: name(), pin: endpoint.interrupt_pin });
             }
@@ -136,7 +141,7 @@ pub(super) fn values(node: &NodeSpec) -> Result<(), TopologyError> {
     if let Some(device) = node.place.device.filter(|device| *device > 31) {
         return Err(TopologyError::DeviceNumber { name: name(), device });
     }
-    if node.place.function > 7 {
+    if node.place.function > 7 && (!link || matches!(node.kind, NodeKind::Port(_))) {
         return Err(TopologyError::FunctionNumber { name: name(), function: node.place.function });
     }
     Ok(())
@@ -200,7 +205,9 @@ pub enum TopologyError {
         device: u8,
     },
     /// A function number that no device has.
-    #[error("`{name}` asks for function {function}: function numbers go from 0 to 7")]
+    #[error(
+        "`{name}` asks for function {function}: function numbers go from 0 to 7, to 255 for endpoints below a root or downstream port"
+    )]
     FunctionNumber {
         /// Which.
         name: Name,
@@ -295,6 +302,27 @@ pub enum TopologyError {
         /// Why.
         #[source]
         source: BarError,
+    },
+    /// Virtual functions that no function can have.
+    #[error("`{name}` cannot have these virtual functions")]
+    Sriov {
+        /// Which.
+        name: Name,
+        /// Why.
+        #[source]
+        source: SriovError,
+    },
+    /// A virtual function where somebody is.
+    #[error(
+        "a virtual function of `{name}` has routing id {id:#x} on its bus, as `{other}` or another of its virtual functions: choose another first offset or stride"
+    )]
+    VirtualFunction {
+        /// Whose.
+        name: Name,
+        /// Who is there.
+        other: Name,
+        /// Relative to the bus.
+        id: u64,
     },
     /// An interrupt pin that does not exist.
     #[error("`{name}` has interrupt pin {pin}: 0 is none, 1 to 4 are INTA to INTD")]

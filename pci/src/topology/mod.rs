@@ -25,7 +25,8 @@ pub use plan::{
 pub use planner::PlanError;
 pub(crate) use sizing::Free;
 pub use spec::{
-    EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, Removal, Reserve, RootComplexSpec, Topology,
+    EndpointSpec, HotPlug, Name, Need, NodeKind, NodeSpec, Place, PortKind, PortSpec, Removal, Reserve, Resource,
+    RootComplexSpec, Topology,
 };
 pub use tree::Tree;
 

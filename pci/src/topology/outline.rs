@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use super::check::{self, Above, TopologyError};
 use super::place::place;
-use super::spec::{EndpointSpec, Name, NodeKind, NodeSpec, PortSpec, Topology};
+use super::spec::{EndpointSpec, Name, Need, NodeKind, NodeSpec, PortKind, PortSpec, Resource, Topology};
 use crate::address::Devfn;
+use crate::sriov::SriovSpec;
 
 /// What a node hangs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +25,10 @@ pub(super) struct Entry<'a> {
     pub(super) devfn: Devfn,
     /// Whether function 0 has company at its device number; only ever set on function 0.
     pub(super) multifunction: bool,
+    /// Below a link: the function after it, 0 for the last one.
+    pub(super) next_function: u8,
+    /// Whether it is on a conventional bus.
+    pub(super) conventional: bool,
     /// Indexes of what hangs on it, in order of device and function number.
     pub(super) below: Vec<usize>,
 }
@@ -41,6 +46,18 @@ impl<'a> Entry<'a> {
             NodeKind::Endpoint(endpoint) => Some(endpoint),
             NodeKind::Port(_) => None,
         }
+    }
+
+    /// Virtual functions, where they can be seen.
+    pub(super) fn sriov(&self) -> Option<&'a SriovSpec> {
+        self.endpoint()?.sriov.as_deref().filter(|_| !self.conventional)
+    }
+
+    /// What takes addresses, where it can be seen.
+    pub(super) fn needs(&self) -> impl Iterator<Item = (Resource, Need)> + use<'a> {
+        let conventional = self.conventional;
+        let needs = self.endpoint().into_iter().flat_map(EndpointSpec::needs);
+        needs.filter(move |(what, _)| !(conventional && matches!(what, Resource::VfBar(_))))
     }
 }
 
@@ -62,7 +79,6 @@ impl<'a> Outline<'a> {
         let named = names(topology)?;
         let mut entries = Vec::with_capacity(topology.nodes.len());
         for spec in &topology.nodes {
-            check::values(spec)?;
             let on = *named.get(&spec.on).ok_or_else(|| TopologyError::Parent {
                 name: spec.name.clone(),
                 noun: spec.kind.noun(),
@@ -72,8 +88,18 @@ impl<'a> Outline<'a> {
                 On::RootComplex(_) => Above::RootComplex,
                 On::Node(parent) => Above::Node(&topology.nodes[parent].kind),
             };
+            check::values(spec, above.is_link())?;
             check::nesting(spec, above)?;
-            entries.push(Entry { spec, on, devfn: Devfn::ZERO, multifunction: false, below: Vec::new() });
+            let conventional = matches!(above, Above::Node(NodeKind::Port(port)) if port.kind == PortKind::PciBridge);
+            entries.push(Entry {
+                spec,
+                on,
+                devfn: Devfn::ZERO,
+                multifunction: false,
+                next_function: 0,
+                conventional,
+                below: Vec::new(),
+            });
         }
         let mut outline = Self { topology, entries, root_buses: Vec::new(), depth_first: Vec::new() };
         outline.hang()?;
@@ -107,11 +133,19 @@ impl<'a> Outline<'a> {
         let siblings: Vec<&NodeSpec> = bus.iter().map(|node| self.entries[*node].spec).collect();
         let places = place(&siblings, link)?;
         for (node, devfn) in bus.iter().zip(&places) {
-            let company = places.iter().any(|other| other.device() == devfn.device() && other != devfn);
+            // Below a link all are functions of one device, whatever their numbers look like.
+            let company = places.iter().any(|other| (link || other.device() == devfn.device()) && other != devfn);
+            let first = if link { *devfn == Devfn::ZERO } else { devfn.function() == 0 };
             self.entries[*node].devfn = *devfn;
-            self.entries[*node].multifunction = devfn.function() == 0 && company;
+            self.entries[*node].multifunction = first && company;
         }
         bus.sort_by_key(|node| self.entries[*node].devfn);
+        if link {
+            for (node, next) in bus.iter().zip(bus.iter().skip(1)) {
+                self.entries[*node].next_function = self.entries[*next].devfn.byte();
+            }
+        }
+        virtual_functions(&self.entries, bus)?;
         Ok(())
     }
 
@@ -157,6 +191,25 @@ impl<'a> Outline<'a> {
             }
         }
     }
+}
+
+/// Whether virtual functions of the physical functions on a bus share no number with anybody. Numbers past the last bus are
+/// too many buses, which is told elsewhere.
+fn virtual_functions(entries: &[Entry<'_>], bus: &[usize]) -> Result<(), TopologyError> {
+    if bus.iter().all(|node| entries[*node].sriov().is_none()) {
+        return Ok(());
+    }
+    let mut holders: BTreeMap<u64, usize> = bus.iter().map(|node| (entries[*node].devfn.byte().into(), *node)).collect();
+    for node in bus {
+        let Some(sriov) = entries[*node].sriov() else { continue };
+        for id in sriov.routing_ids(entries[*node].devfn).take_while(|id| *id < 1 << 16) {
+            if let Some(other) = holders.insert(id, *node) {
+                let name = |node: usize| entries[node].spec.name.clone();
+                return Err(TopologyError::VirtualFunction { name: name(*node), other: name(other), id });
+            }
+        }
+    }
+    Ok(())
 }
 
 fn names(topology: &Topology) -> Result<BTreeMap<&Name, On>, TopologyError> {

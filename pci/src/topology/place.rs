@@ -15,7 +15,7 @@ pub(super) fn place(siblings: &[&NodeSpec], link: bool) -> Result<Vec<Devfn>, To
     let mut places = Vec::with_capacity(siblings.len());
     for (index, node) in siblings.iter().enumerate() {
         let place = if link {
-            Devfn::new(on_link(node)?, node.place.function)
+            on_link(node)?
         } else if let Some(place) = shared.next(siblings, index) {
             place
         } else {
@@ -27,7 +27,7 @@ pub(super) fn place(siblings: &[&NodeSpec], link: bool) -> Result<Vec<Devfn>, To
         places.push(place);
     }
     distinct(siblings, &places)?;
-    with_function_zero(siblings, &places)?;
+    with_function_zero(siblings, &places, link)?;
     Ok(places)
 }
 
@@ -72,7 +72,8 @@ impl Shared {
     }
 }
 
-fn on_link(node: &NodeSpec) -> Result<u8, TopologyError> {
+/// All functions below a link are those of device 0; by alternative routing ids the device number extends the function's.
+fn on_link(node: &NodeSpec) -> Result<Devfn, TopologyError> {
     if let Some(device) = node.place.device.filter(|device| *device != 0) {
         return Err(TopologyError::BelowLink { name: node.name.clone(), device, on: node.on.clone() });
     }
@@ -81,7 +82,7 @@ fn on_link(node: &NodeSpec) -> Result<u8, TopologyError> {
         let function = node.place.function;
         return Err(TopologyError::UpstreamPlace { name: node.name.clone(), function, on: node.on.clone() });
     }
-    Ok(0)
+    Ok(Devfn::from_byte(node.place.function))
 }
 
 fn on_bus(node: &NodeSpec, before: Option<u8>, taken: &mut u32) -> Result<u8, TopologyError> {
@@ -113,9 +114,11 @@ fn distinct(siblings: &[&NodeSpec], places: &[Devfn]) -> Result<(), TopologyErro
     Ok(())
 }
 
-fn with_function_zero(siblings: &[&NodeSpec], places: &[Devfn]) -> Result<(), TopologyError> {
-    let headed = places.iter().filter(|place| place.function() == 0).fold(0u32, |mask, place| mask | 1 << place.device());
-    match siblings.iter().zip(places).find(|(_, place)| headed & 1 << place.device() == 0) {
+fn with_function_zero(siblings: &[&NodeSpec], places: &[Devfn], link: bool) -> Result<(), TopologyError> {
+    let device = |place: &Devfn| if link { 0 } else { place.device() };
+    let first = |place: &&Devfn| if link { **place == Devfn::ZERO } else { place.function() == 0 };
+    let headed = places.iter().filter(first).fold(0u32, |mask, place| mask | 1 << device(place));
+    match siblings.iter().zip(places).find(|(_, place)| headed & 1 << device(place) == 0) {
         None => Ok(()),
         Some((node, place)) => Err(TopologyError::FunctionZero { name: node.name.clone(), place: *place, on: node.on.clone() }),
     }

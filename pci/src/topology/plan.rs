@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::spec::{EndpointSpec, Name, PortSpec};
+use super::spec::{EndpointSpec, Name, PortSpec, Resource};
 use crate::address::{BusRange, Sbdf};
 use crate::bar::BarIndex;
 use crate::function::FunctionId;
@@ -78,7 +78,7 @@ pub enum Note {
         /// Whose.
         function: Name,
         /// Which.
-        bar: BarIndex,
+        bar: Resource,
     },
 }
 
@@ -89,7 +89,7 @@ impl fmt::Display for Note {
                 write!(f, "BAR {bar} of `{function}` gets no I/O ports: ports have no I/O window")
             }
             Self::PrefetchableBelow4G { function, bar } => {
-                write!(f, "BAR {bar} of `{function}` lies below 4 GiB, so that the large prefetchable BARs fit")
+                write!(f, "{bar} of `{function}` lies below 4 GiB, so that the large prefetchable BARs fit")
             }
         }
     }
@@ -194,6 +194,12 @@ pub struct PlannedEndpoint {
     pub spec: EndpointSpec,
     /// Address of each BAR; `None` for empty registers and for I/O BARs below a port (no bridge has an I/O window).
     pub bars: [Option<u64>; 6],
+    /// Address of its expansion ROM.
+    pub rom: Option<u64>,
+    /// Address of each VF BAR: that of the first virtual function, which the others follow.
+    pub vf_bars: [Option<u64>; 6],
+    /// With alternative routing ids, the function after it of the same device; 0 for the last one.
+    pub next_function: u8,
     /// Where its INTx arrives on the root bus.
     pub intx: Option<IntxRoute>,
 }

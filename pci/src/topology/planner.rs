@@ -7,7 +7,7 @@ use super::buses::{self, Buses};
 use super::check::TopologyError;
 use super::outline::{Entry, On, Outline};
 use super::plan::{Note, Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Window};
-use super::spec::{Name, NodeKind, PortSpec, Topology};
+use super::spec::{EndpointSpec, Name, NodeKind, PortSpec, Resource, Topology};
 use super::windows::{self, Addresses};
 use crate::address::{Bdf, BusRange, Sbdf};
 use crate::bar::BarKind;
@@ -80,8 +80,11 @@ impl Numbers {
             kind: match &entry.spec.kind {
                 NodeKind::Port(port) => PlannedKind::Port(self.port(outline, node, port)),
                 NodeKind::Endpoint(endpoint) => PlannedKind::Endpoint(PlannedEndpoint {
-                    spec: endpoint.clone(),
-                    bars: self.addresses.bars[node],
+                    spec: EndpointSpec { sriov: entry.sriov().copied().map(Box::new), ..endpoint.clone() },
+                    bars: self.addresses.bars[node].bars,
+                    rom: self.addresses.bars[node].rom,
+                    vf_bars: self.addresses.bars[node].vf_bars,
+                    next_function: entry.next_function,
                     intx: wire(outline, node, endpoint.interrupt_pin),
                 }),
             },
@@ -151,14 +154,11 @@ fn wire(outline: &Outline<'_>, node: usize, interrupt_pin: u8) -> Option<intx::I
 
 fn notes(entry: &Entry<'_>, addresses: &Addresses) -> Vec<Note> {
     let on_root = matches!(entry.on, On::RootComplex(_));
-    let bars = entry.endpoint().into_iter().flat_map(|endpoint| (0..).zip(endpoint.bars));
-    let bars = bars.filter_map(|(bar, spec)| Some((bar, spec?)));
-    let note = bars.filter_map(|(bar, spec)| {
+    let note = entry.needs().filter_map(|(bar, need)| {
         let function = entry.spec.name.clone();
-        if spec.kind == BarKind::Io && !on_root {
-            Some(Note::IoBarUnassigned { function, bar })
-        } else {
-            addresses.rule.moves(spec).then_some(Note::PrefetchableBelow4G { function, bar })
+        match bar {
+            Resource::Bar(bar) if need.each.kind == BarKind::Io && !on_root => Some(Note::IoBarUnassigned { function, bar }),
+            _ => addresses.rule.moves(need).then_some(Note::PrefetchableBelow4G { function, bar }),
         }
     });
     note.collect()
@@ -172,7 +172,7 @@ pub enum PlanError {
     Topology(#[from] TopologyError),
     /// More buses than a segment has.
     #[error(
-        "segment {segment} needs {needed} bus numbers and has 256, {over} too many: each root complex and each port takes one; move a root complex to another segment or leave out ports"
+        "segment {segment} needs {needed} bus numbers and has 256, {over} too many: each root complex and each port takes one, and virtual functions take those that their offset and stride lead to; move a root complex to another segment or leave out ports"
     )]
     Buses {
         /// Which segment.

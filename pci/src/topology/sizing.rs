@@ -11,7 +11,8 @@ use super::apertures::Pool;
 use super::outline::{On, Outline};
 use super::plan::Window;
 use super::reserve::{self, Classes};
-use crate::bar::{BarIndex, BarKind, BarSpec};
+use super::spec::{Need, Resource};
+use crate::bar::{BarKind, BarSpec};
 
 /// Step of a bridge's memory windows (PCIe 6.0 7.5.1.3.8).
 pub(super) const STEP: u64 = 1 << 20;
@@ -27,24 +28,25 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    pub(super) fn pool(self, spec: BarSpec) -> Pool {
-        match spec.kind {
+    pub(super) fn pool(self, need: Need) -> Pool {
+        let BarSpec { kind, prefetchable, .. } = need.each;
+        match kind {
             BarKind::Io => Pool::Io,
-            BarKind::Memory64 if spec.prefetchable && spec.size > self.low_up_to => Pool::Memory64,
+            BarKind::Memory64 if prefetchable && need.size().is_none_or(|size| size > self.low_up_to) => Pool::Memory64,
             BarKind::Memory64 | BarKind::Memory32 => Pool::Memory32,
         }
     }
 
     /// Whether a 64-bit prefetchable BAR goes below 4 GiB.
-    pub(super) fn moves(self, spec: BarSpec) -> bool {
-        spec.kind == BarKind::Memory64 && spec.prefetchable && self.pool(spec) == Pool::Memory32
+    pub(super) fn moves(self, need: Need) -> bool {
+        need.each.kind == BarKind::Memory64 && need.each.prefetchable && self.pool(need) == Pool::Memory32
     }
 }
 
 /// What takes part of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
-    Bar { node: usize, bar: BarIndex },
+    Bar { node: usize, bar: Resource },
     Window { node: usize },
 }
 
@@ -172,12 +174,14 @@ pub(super) fn needs(outline: &Outline<'_>, rule: Rule, classes: Classes) -> Need
         let window = |content: &Content| Item { what: What::Window { node }, size: content.size, align: content.align };
         bus.memory32.extend(needs.memory[node].as_ref().map(window));
         bus.memory64.extend(needs.prefetchable[node].as_ref().map(window));
-        for (bar, spec) in entry.endpoint().into_iter().flat_map(|endpoint| (0..6).zip(endpoint.bars).rev()) {
-            let Some(spec) = spec else { continue };
+        let own: Vec<(Resource, Need)> = entry.needs().collect();
+        for (bar, need) in own.into_iter().rev() {
             let what = What::Bar { node, bar };
-            let least = if spec.is_memory() { PAGE } else { spec.size };
-            let (size, align) = (spec.size.max(least), spec.size.max(least));
-            let items = match rule.pool(spec) {
+            let least = if need.each.is_memory() { PAGE } else { need.each.size };
+            let align = need.each.size.max(least);
+            // What 64 bits cannot say fits nowhere.
+            let size = need.size().map_or(u64::MAX, |size| size.max(least));
+            let items = match rule.pool(need) {
                 Pool::Memory32 => &mut bus.memory32,
                 Pool::Memory64 => &mut bus.memory64,
                 Pool::Io => &mut bus.io,
@@ -204,6 +208,11 @@ fn pack(mut items: Vec<Item>) -> Option<Content> {
     }
     let size = size.and_then(|size| size.checked_next_multiple_of(STEP)).unwrap_or(u64::MAX);
     Some(Content { size, align, items: placed, reserve: None })
+}
+
+/// Bytes of a window that holds `items`, at an address that suits them.
+pub(super) fn packed(items: impl Iterator<Item = Item>) -> u64 {
+    pack(items.collect()).map_or(0, |content| content.size)
 }
 
 /// Makes a window at least `reserve` bytes large, a multiple of [`STEP`].

@@ -3,9 +3,10 @@
 
 use std::fmt;
 
-use crate::bar::BarSpec;
+use crate::bar::{BarIndex, BarSpec};
 use crate::ids::Ids;
 use crate::link::Link;
+use crate::sriov::SriovSpec;
 
 /// Name of a root complex, port or endpoint: unique in a topology, 1 to 64 characters of `A-Z a-z 0-9 . _ -`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,7 +64,7 @@ pub struct NodeSpec {
 pub struct Place {
     /// Device number, 0 to 31; by default the next free one. Below root and downstream ports it is 0.
     pub device: Option<u8>,
-    /// Function number, 0 to 7. Function 0 must exist where another does. A function above 0 without a device number
+    /// Function number, 0 to 7, below a root or downstream port 0 to 255 (alternative routing ids). Function 0 must exist where another does. A function above 0 without a device number
     /// belongs to the device of the sibling before it.
     pub function: u8,
 }
@@ -171,7 +172,7 @@ impl Removal {
 }
 
 /// A device function, as far as numbers go. What it does is its owner's business.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EndpointSpec {
     /// Ids that the guest sees; for tables and pictures.
     pub ids: Ids,
@@ -179,4 +180,66 @@ pub struct EndpointSpec {
     pub bars: [Option<BarSpec>; 6],
     /// Interrupt pin register: 0 none, 1 INTA to 4 INTD.
     pub interrupt_pin: u8,
+    /// Bytes of its expansion ROM, a power of two from 2 KiB to 16 MiB.
+    pub rom: Option<u64>,
+    /// Its virtual functions. A conventional bus cannot show them, and nothing is kept for them there.
+    pub sriov: Option<Box<SriovSpec>>,
+}
+
+/// Something of an endpoint that takes addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Resource {
+    /// A BAR.
+    Bar(BarIndex),
+    /// The expansion ROM.
+    Rom,
+    /// A BAR of all virtual functions.
+    VfBar(BarIndex),
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bar(bar) => write!(f, "BAR {bar}"),
+            Self::Rom => f.write_str("ROM"),
+            Self::VfBar(bar) => write!(f, "VF BAR {bar}"),
+        }
+    }
+}
+
+/// How much a resource takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Need {
+    /// What each asks for.
+    pub each: BarSpec,
+    /// How many follow each other: the number of virtual functions for their BARs, else 1.
+    pub count: u16,
+}
+
+impl Need {
+    /// Bytes of all; `None` if 64 bits cannot say it.
+    #[must_use]
+    pub fn size(self) -> Option<u64> {
+        self.each.size.checked_mul(self.count.into())
+    }
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.each)?;
+        if self.count == 1 { Ok(()) } else { write!(f, " for each of {} virtual functions", self.count) }
+    }
+}
+
+impl EndpointSpec {
+    /// Everything that takes addresses.
+    pub fn needs(&self) -> impl Iterator<Item = (Resource, Need)> + '_ {
+        let bars = (0..).zip(self.bars).map(|(bar, spec)| (Resource::Bar(bar), spec, 1));
+        let rom = self.rom.map(|size| (Resource::Rom, Some(BarSpec::rom(size)), 1));
+        let virtual_functions = self.sriov.as_deref().into_iter().flat_map(|sriov| {
+            let bars = (0..).zip(sriov.bars);
+            bars.map(|(bar, spec)| (Resource::VfBar(bar), spec, sriov.total_vfs))
+        });
+        bars.chain(rom).chain(virtual_functions).filter_map(|(what, spec, count)| Some((what, Need { each: spec?, count })))
+    }
 }

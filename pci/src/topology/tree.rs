@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::plan::{Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Window};
-use super::spec::{PortKind, PortSpec};
+use super::spec::{PortKind, PortSpec, Resource};
 use crate::bar::Size;
 use crate::function::FunctionId;
 use crate::ids::own;
@@ -172,6 +172,16 @@ impl Tree<'_> {
                     row(f, &format!("BAR {bar}"), window, &spec.to_string())?;
                 }
                 (Some(spec), None) => writeln!(f, "      {:<15}{:<27}{spec}", format!("BAR {bar}"), "none")?,
+            }
+        }
+        for (what, need) in endpoint.spec.needs() {
+            let at = match what {
+                Resource::Bar(_) => None,
+                Resource::Rom => endpoint.rom,
+                Resource::VfBar(bar) => endpoint.vf_bars.get(usize::from(bar)).copied().flatten(),
+            };
+            if let (Some(at), Some(size)) = (at, need.size()) {
+                row(f, &what.to_string(), Window { base: at, limit: at.saturating_add(size - 1) }, &need.to_string())?;
             }
         }
         Ok(())

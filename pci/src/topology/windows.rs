@@ -8,7 +8,8 @@ use super::plan::{Window, Windows};
 use super::planner::PlanError;
 use super::reserve::Classes;
 use super::sizing::{self, Free, Item, Needs, Rule, STEP, What};
-use crate::bar::{BarKind, BarSpec};
+use super::spec::{Need, Resource};
+use crate::bar::{BarIndex, BarKind};
 
 /// Step of a root complex's I/O range.
 const IO_STEP: u64 = 256;
@@ -21,7 +22,7 @@ pub(super) struct Addresses {
     /// What hot-plug ports keep.
     pub(super) classes: Classes,
     /// By node.
-    pub(super) bars: Vec<[Option<u64>; 6]>,
+    pub(super) bars: Vec<Placed>,
     /// By node.
     pub(super) windows: Vec<Windows>,
     /// Ranges of each root complex, by root complex.
@@ -30,6 +31,29 @@ pub(super) struct Addresses {
     pub(super) mem64: Vec<Vec<Window>>,
     /// Likewise; at most one window each.
     pub(super) io: Vec<Vec<Window>>,
+}
+
+/// Addresses of one endpoint.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Placed {
+    pub(super) bars: [Option<u64>; 6],
+    pub(super) rom: Option<u64>,
+    pub(super) vf_bars: [Option<u64>; 6],
+}
+
+impl Placed {
+    fn set(&mut self, what: Resource, at: u64) {
+        let register = |bars: &mut [Option<u64>; 6], bar: BarIndex| {
+            if let Some(address) = bars.get_mut(usize::from(bar)) {
+                *address = Some(at);
+            }
+        };
+        match what {
+            Resource::Bar(bar) => register(&mut self.bars, bar),
+            Resource::Rom => self.rom = Some(at),
+            Resource::VfBar(bar) => register(&mut self.vf_bars, bar),
+        }
+    }
 }
 
 /// Gives every window and BAR its address.
@@ -70,9 +94,12 @@ fn shrinking(outline: &Outline<'_>, space: &Apertures, rule: Rule, classes: &mut
 
 /// Sizes of the 64-bit prefetchable BARs that could lie below 4 GiB, ascending.
 fn movable_sizes(outline: &Outline<'_>) -> Vec<u64> {
-    let bars = outline.entries.iter().filter_map(|entry| entry.endpoint()).flat_map(|endpoint| endpoint.bars).flatten();
-    let movable = |spec: &BarSpec| spec.kind == BarKind::Memory64 && spec.prefetchable && spec.size < 1 << 32;
-    let mut sizes: Vec<u64> = bars.filter(movable).map(|spec| spec.size).collect();
+    let needs = outline.entries.iter().flat_map(|entry| entry.needs());
+    let movable = |need: Need| {
+        let kind = need.each.kind == BarKind::Memory64 && need.each.prefetchable;
+        need.size().filter(|size| kind && *size < 1 << 32)
+    };
+    let mut sizes: Vec<u64> = needs.filter_map(|(_, need)| movable(need)).collect();
     sizes.sort_unstable();
     sizes.dedup();
     sizes
@@ -88,7 +115,7 @@ fn attempt(outline: &Outline<'_>, space: &Apertures, rule: Rule, classes: Classe
     let mut addresses = Addresses {
         rule,
         classes,
-        bars: vec![[None; 6]; outline.entries.len()],
+        bars: vec![Placed::default(); outline.entries.len()],
         windows: vec![Windows::default(); outline.entries.len()],
         mem32: mem32.roots,
         mem64: mem64.roots,
@@ -107,8 +134,8 @@ impl Addresses {
     fn settle(&mut self, needs: &Needs, pool: Pool, what: What, at: u64) {
         let node = match what {
             What::Bar { node, bar } => {
-                if let Some(address) = self.bars.get_mut(node).and_then(|bars| bars.get_mut(usize::from(bar))) {
-                    *address = Some(at);
+                if let Some(placed) = self.bars.get_mut(node) {
+                    placed.set(bar, at);
                 }
                 return;
             }
@@ -204,6 +231,8 @@ fn shortage(outline: &Outline<'_>, space: &Apertures, needs: &Needs, pool: Pool,
     let there = space.usable(pool).iter().fold(0u64, |sum, window| sum.saturating_add(window.len()));
     let start = space.unlimited(pool).last().map_or(0, |last| last.base);
     let above = space.usable(pool).last().map_or(start, |last| last.limit.saturating_add(1));
+    // Below 4 GiB nothing can be added behind the aperture, so that its place and the gap before it do not count.
+    let needed = (pool == Pool::Memory32).then(|| sizing::packed(needs.roots.iter().flat_map(|root| root.pool(pool)).copied()));
     let mut wishes = Vec::new();
     for what in &share.left {
         collect(outline, needs, pool, *what, &mut wishes);
@@ -221,7 +250,7 @@ fn shortage(outline: &Outline<'_>, space: &Apertures, needs: &Needs, pool: Pool,
         pool,
         name: name(node),
         asks,
-        needed: there.saturating_add(end.saturating_sub(above)),
+        needed: needed.filter(|needed| *needed > there).unwrap_or(there.saturating_add(end.saturating_sub(above))),
         there,
         left_over: wishes.iter().map(|(node, _)| name(*node)).collect(),
         address_bits: space.address_bits,
@@ -233,8 +262,8 @@ fn shortage(outline: &Outline<'_>, space: &Apertures, needs: &Needs, pool: Pool,
 fn collect(outline: &Outline<'_>, needs: &Needs, pool: Pool, what: What, wishes: &mut Vec<(usize, Asks)>) {
     match what {
         What::Bar { node, bar } => {
-            let spec = outline.entries[node].endpoint().and_then(|endpoint| endpoint.bars.get(usize::from(bar)).copied()?);
-            wishes.extend(spec.map(|spec| (node, Asks::Bar { bar, spec })));
+            let need = outline.entries[node].needs().find(|(what, _)| *what == bar);
+            wishes.extend(need.map(|(bar, need)| (node, Asks::Bar { bar, need })));
         }
         What::Window { node } => {
             let Some(content) = needs.window(pool, node) else { return };

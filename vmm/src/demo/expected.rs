@@ -194,20 +194,16 @@ fn of_stub(function: &PlannedFunction, endpoint: &PlannedEndpoint, stub: &StubSp
         Attachment::RootBus => ("integrated-endpoint", None),
         Attachment::Conventional => ("conventional", None),
     };
+    let mut extended = Vec::new();
+    extended.extend(link.map(|_| "aer"));
+    extended.extend(link.filter(|_| stub.ari).map(|_| "ari"));
+    extended.extend(stub.sriov.filter(|_| stub.on != Attachment::Conventional).map(|_| "sriov"));
     let mut standard = Vec::new();
     standard.extend((stub.on != Attachment::Conventional).then_some("express"));
     standard.extend(message);
     standard.extend(stub.clique.map(|_| "clique"));
-    let shown = Shown {
-        ids: stub.ids,
-        kind,
-        link: link.map(|link| (link.max, Some(link.current))),
-        standard,
-        extended: if link.is_some() { vec!["aer"] } else { Vec::new() },
-        msi,
-        msix,
-        pin,
-    };
+    let shown =
+        Shown { ids: stub.ids, kind, link: link.map(|link| (link.max, Some(link.current))), standard, extended, msi, msix, pin };
     let at = place(function);
     let mut lines = vec![shown.identity(function)];
     for (number, (spec, base)) in stub.bars.iter().zip(endpoint.bars).enumerate() {

@@ -15,7 +15,7 @@ use devices::virtio::net::NetError;
 use devices::virtio::vhost_user::RemoteError;
 use devices::virtio::{BlockError, Memory, VirtioError};
 use pci::address::HostBdf;
-use pci::bar::BarSpec;
+use pci::bar::{BarSpec, ROM};
 use pci::function::{FunctionId, Shared};
 use pci::hierarchy::{BuildError, Hierarchy};
 use pci::intx;
@@ -128,7 +128,9 @@ impl Factory {
         };
         let made = function.lock().unwrap_or_else(PoisonError::into_inner);
         let bars = (0u8..).zip(&order.bars);
-        let bars = bars.filter_map(|(bar, spec)| Some((bar, (spec.as_ref()?.size, made.bar_layout(bar))))).collect();
+        let mut bars: BTreeMap<_, _> =
+            bars.filter_map(|(bar, spec)| Some((bar, (spec.as_ref()?.size, made.bar_layout(bar))))).collect();
+        bars.extend(made.bars().spec(ROM).map(|spec| (ROM, (spec.size, made.bar_layout(ROM)))));
         drop(made);
         let hardware = matches!(order.endpoint, spec::Endpoint::Vfio { .. });
         Ok(Endpoint { name: order.name.to_owned(), function, bus_master, hardware, bars })

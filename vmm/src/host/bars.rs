@@ -1,7 +1,7 @@
 //! Reads what a host function's BARs ask for from the text of its sysfs attribute `resource`: one line for each of BARs 0 to
 //! 5, the ROM and further resources, with first address, last address and flags.
 
-use pci::bar::{BarKind, BarSpec};
+use pci::bar::{BarKind, BarSpec, Bars};
 
 // linux: include/linux/ioport.h
 const IO: u64 = 0x100;
@@ -17,6 +17,13 @@ pub fn parse(resource: &str) -> [Option<BarSpec>; 6] {
         *bar = spec(line);
     }
     bars
+}
+
+/// Bytes of the expansion ROM, on the line behind the BARs. A size that no guest could be shown counts as none.
+#[must_use]
+pub fn rom(resource: &str) -> Option<u64> {
+    let size = spec(resource.lines().nth(6)?).filter(|spec| spec.kind == BarKind::Memory32)?.size;
+    Bars::default().with_rom(size).is_ok().then_some(size)
 }
 
 fn spec(line: &str) -> Option<BarSpec> {
@@ -46,6 +53,15 @@ mod tests {
         assert_eq!(first, Some(BarSpec { kind: BarKind::Memory32, prefetchable: false, size: 16 << 20 }));
         assert_eq!(second, Some(BarSpec { kind: BarKind::Memory64, prefetchable: true, size: 512 << 20 }));
         assert_eq!((third, fourth), (None, Some(BarSpec { kind: BarKind::Io, prefetchable: false, size: 128 })));
+    }
+
+    #[test]
+    fn the_rom_has_the_seventh_line() {
+        let with = |line: &str| rom(&format!("{}{line}\n", "0x0 0x0 0x0\n".repeat(6)));
+        assert_eq!(with("0x00000000f2000000 0x00000000f207ffff 0x0000000000046200"), Some(512 << 10));
+        assert_eq!(with("0x0000000000000000 0x0000000000000000 0x0000000000000000"), None);
+        assert_eq!(with("0x0 0x3ff 0x200"), None);
+        assert_eq!(rom("0x0 0xfff 0x200\n"), None);
     }
 
     #[test]

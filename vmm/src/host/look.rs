@@ -60,7 +60,10 @@ pub fn wanted(config: &VmConfig) -> Result<Vec<Wanted>, HostError> {
 fn host(tree: HostTree, wanted: Vec<Wanted>) -> Host {
     let endpoints = wanted.iter().filter_map(|device| {
         let node = tree.get(device.at)?;
-        Some((device.at, EndpointSpec { ids: node.ids, bars: node.bars, interrupt_pin: node.interrupt_pin }))
+        Some((
+            device.at,
+            EndpointSpec { ids: node.ids, bars: node.bars, interrupt_pin: node.interrupt_pin, rom: node.rom, sriov: None },
+        ))
     });
     let endpoints = endpoints.collect();
     let wanted = wanted.into_iter().map(|device| (device.name, device.at)).collect();

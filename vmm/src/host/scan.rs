@@ -131,12 +131,14 @@ fn node(path: &Path, at: HostBdf) -> Result<HostNode, ScanError> {
         subsystem: word("subsystem_device").unwrap_or(0),
     };
     let express = registers.express();
+    let resource = attribute(path, "resource");
     Ok(HostNode {
         at,
         on: parent(path)?,
         ids,
         kind: kind(ids.class, registers, express),
-        bars: attribute(path, "resource").map_or([None; 6], |text| bars::parse(&text)),
+        bars: resource.as_deref().map_or([None; 6], bars::parse),
+        rom: resource.as_deref().and_then(bars::rom),
         interrupt_pin: registers.interrupt_pin(),
         link: express.and_then(Express::link).or_else(|| link_attributes(path)),
         atomic_completers: express.map_or(0, Express::atomic_completers),

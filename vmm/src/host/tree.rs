@@ -100,6 +100,8 @@ pub struct HostNode {
     pub kind: HostKind,
     /// Its BARs, at their present sizes.
     pub bars: [Option<BarSpec>; 6],
+    /// Bytes of its expansion ROM.
+    pub rom: Option<u64>,
     /// Interrupt pin register: 0 none, 1 INTA to 4 INTD.
     pub interrupt_pin: u8,
     /// Its link, from its PCI Express capability or, where configuration space is not readable, from sysfs attributes

@@ -120,6 +120,7 @@ impl Maker {
             ids,
             kind,
             bars: [None::<BarSpec>; 6],
+            rom: None,
             interrupt_pin: 0,
             link: Some(Link::at(rate)),
             atomic_completers: 0,
@@ -141,7 +142,7 @@ impl Maker {
         while !left.is_empty() && chosen.len() < 24 {
             let node = left.remove(chooser.below(left.len()));
             if chooser.below(4) != 0 {
-                let endpoint = EndpointSpec { ids: node.ids, bars: node.bars, interrupt_pin: 0 };
+                let endpoint = EndpointSpec { ids: node.ids, bars: node.bars, ..EndpointSpec::default() };
                 chosen.push(Requested { name: Name(format!("d{}", chosen.len())), at: node.at, endpoint });
             }
         }

@@ -29,7 +29,7 @@ fn copy(host: &FakeHost, devices: &[(&str, &str)]) -> (Vec<String>, Vec<Note>) {
         .map(|(name, at)| Requested {
             name: Name::from(*name),
             at: at.parse().unwrap(),
-            endpoint: EndpointSpec { ids: Ids::default(), bars: [None; 6], interrupt_pin: 1 },
+            endpoint: EndpointSpec { interrupt_pin: 1, ..EndpointSpec::default() },
         })
         .collect();
     let at: Vec<HostBdf> = devices.iter().map(|device| device.at).collect();
@@ -45,11 +45,7 @@ fn copy(host: &FakeHost, devices: &[(&str, &str)]) -> (Vec<String>, Vec<Note>) {
 fn topology(host: &FakeHost, devices: &[(&str, &str)]) -> Topology {
     let devices: Vec<Requested> = devices
         .iter()
-        .map(|(name, at)| Requested {
-            name: Name::from(*name),
-            at: at.parse().unwrap(),
-            endpoint: EndpointSpec { ids: Ids::default(), bars: [None; 6], interrupt_pin: 0 },
-        })
+        .map(|(name, at)| Requested { name: Name::from(*name), at: at.parse().unwrap(), endpoint: EndpointSpec::default() })
         .collect();
     let at: Vec<HostBdf> = devices.iter().map(|device| device.at).collect();
     let wishes = Wishes::default();
@@ -234,7 +230,7 @@ fn replica(host: &FakeHost, wishes: &Wishes, devices: &[(&str, &str, u32)]) -> R
             Requested {
                 name: Name::from(*name),
                 at: at.parse().unwrap(),
-                endpoint: EndpointSpec { ids, bars: [None; 6], interrupt_pin: 0 },
+                endpoint: EndpointSpec { ids, ..EndpointSpec::default() },
             }
         })
         .collect();
@@ -289,11 +285,7 @@ fn case_h1_every_port_shows_the_host_s_link_or_at_least_that_of_the_device_below
     host.add(path, &FakeFunction::port(DOWNSTREAM));
     host.add(&format!("{path}/0000:03:00.0"), &FakeFunction::default());
     let mut tree = scan(host.sysfs(), &["0000:03:00.0".parse().unwrap()]).unwrap();
-    let devices = [Requested {
-        name: Name::from("gpu"),
-        at: "0000:03:00.0".parse().unwrap(),
-        endpoint: EndpointSpec { ids: Ids::default(), bars: [None; 6], interrupt_pin: 0 },
-    }];
+    let devices = [Requested { name: Name::from("gpu"), at: "0000:03:00.0".parse().unwrap(), endpoint: EndpointSpec::default() }];
     let links = |tree: &HostTree| {
         let replica = replicate(tree, &devices, &as_host()).unwrap();
         let ports = replica.topology.nodes.iter().filter_map(|node| match &node.kind {
@@ -318,11 +310,7 @@ fn atomic_operations_are_completed_as_far_as_the_way_to_the_root_port_routes_the
     let host = host();
     let at = "0000:03:00.0".parse().unwrap();
     let mut tree = scan(host.sysfs(), &[at]).unwrap();
-    let devices = [Requested {
-        name: Name::from("gpu"),
-        at,
-        endpoint: EndpointSpec { ids: Ids::default(), bars: [None; 6], interrupt_pin: 0 },
-    }];
+    let devices = [Requested { name: Name::from("gpu"), at, endpoint: EndpointSpec::default() }];
     let completers = |tree: &HostTree| {
         let replica = replicate(tree, &devices, &as_host()).unwrap();
         port(&replica.topology, "root-0000-00-01.0").atomic_completers

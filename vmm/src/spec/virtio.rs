@@ -47,7 +47,7 @@ impl Virtio {
     /// What the planner must know.
     #[must_use]
     pub const fn endpoint(&self) -> EndpointSpec {
-        EndpointSpec { ids: self.kind().ids(), bars: layout::bars(), interrupt_pin: 0 }
+        EndpointSpec { ids: self.kind().ids(), bars: layout::bars(), interrupt_pin: 0, rom: None, sriov: None }
     }
 }
 

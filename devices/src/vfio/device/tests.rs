@@ -177,10 +177,48 @@ fn the_plan_s_values_are_what_the_guest_finds() {
         memory: true,
         interrupt_line: 19,
         multifunction: true,
+        ..Programming::default()
     });
     let bars: Vec<u32> = (0x10..0x28).step_by(4).map(|offset| bench.read(offset)).collect();
     assert_eq!(bars, [0xC000_0000, 0x0000_000C, 0x40, 0x0000_000C, 0x41, 0]);
     assert_eq!((bench.read(0x3C), bench.read(0x0C), bench.read(4) & 7), (0x0000_0113, 0x0080_0000, 2));
+}
+
+#[test]
+fn case_c12_an_expansion_rom_is_placed_switched_on_and_read_from_the_device_once() {
+    let mut bench = bench(FakeDevice::gpu().with_rom(&[0x55, 0xAA, 0x40, 0xEB], 128 << 10));
+    bench.function.program(&Programming { rom: Some(0xC010_0000), memory: true, ..Programming::default() });
+    assert_eq!(bench.read(0x30), 0xC010_0000);
+    bench.write(0x30, 0xFFFF_F800);
+    assert_eq!(bench.read(0x30), 0xFFFE_0000);
+    assert_eq!(bench.write(0x30, 0xC010_0001), Changes::DECODE);
+    assert!(bench.function.bars().decoding().any(|decoding| (decoding.bar, decoding.at) == (ROM, Some(0xC010_0000))));
+    assert_eq!(bench.layout(ROM), [(false, 0, 128 << 10)]);
+    let mut read = |offset: u64| {
+        let mut data = [0; 4];
+        bench.function.bar_read(ROM, offset, &mut data);
+        data
+    };
+    assert_eq!(
+        (read(0), read((128 << 10) - 4), read((128 << 10) - 2), read(u64::MAX)),
+        ([0x55, 0xAA, 0x40, 0xEB], [0; 4], [0xFF; 4], [0xFF; 4])
+    );
+    bench.function.bar_write(ROM, 0, &[1]);
+    // The device is asked no more.
+    bench.device.state().reads_fail = true;
+    let mut data = [0; 2];
+    bench.function.bar_read(ROM, 0, &mut data);
+    assert_eq!(data, [0x55, 0xAA]);
+    assert!(bench.device.state().writes.iter().all(|write| !format!("{write:?}").contains("30")));
+}
+
+#[test]
+fn a_rom_that_cannot_be_read_is_all_ones() {
+    let mut bench = bench(FakeDevice::gpu().with_rom(&[0x55], 128 << 10));
+    bench.device.state().reads_fail = true;
+    let mut data = [0; 2];
+    bench.function.bar_read(ROM, 0, &mut data);
+    assert_eq!(data, [0xFF, 0xFF]);
 }
 
 #[test]

@@ -41,6 +41,9 @@ fn device(number: u16, bars: [Option<BarSpec>; 6]) -> Shared {
     let spec = EmulatedSpec {
         ids: Ids { vendor: 0x1234, device: number, class: ClassCode::new(0x08_8000), ..Ids::default() },
         bars,
+        rom: None,
+        sriov: None,
+        ari: false,
         on: Attachment::Link(Link::default()),
         interrupt: InterruptSpec::Intx(2),
         flr: false,

@@ -152,7 +152,7 @@ fn small_prefetchable_bars_make_room_only_where_there_is_none() {
     let tight = Apertures { mem64: vec![Window { base: 1 << 41, limit: (1 << 42) - 1 }], address_bits: 42, ..roomy() };
     let plan = planned(&topology, &tight);
     let moved: Vec<Note> =
-        (0..8).map(|index| Note::PrefetchableBelow4G { function: Name(format!("gpu{index}")), bar: 3 }).collect();
+        (0..8).map(|index| Note::PrefetchableBelow4G { function: Name(format!("gpu{index}")), bar: Resource::Bar(3) }).collect();
     assert_eq!(plan.notes, moved);
     let memory = port_of(&plan, "rp7").windows.memory.unwrap();
     assert!(memory.contains(endpoint_of(&plan, "gpu7").bars[3].unwrap(), 32 * MIB));
@@ -179,7 +179,7 @@ fn without_a_64_bit_aperture_small_devices_live_below_4_gib() {
 
 #[test]
 fn a_large_bar_that_is_not_prefetchable_is_refused_for_want_of_low_space() {
-    let asks = Asks::Bar { bar: 0, spec: mem64_plain(4 * GIB) };
+    let asks = Asks::Bar { bar: Resource::Bar(0), need: Need { each: mem64_plain(4 * GIB), count: 1 } };
     let nodes = vec![root_port("rp", "rc0"), endpoint("e", "rp", &[mem64_plain(4 * GIB)])];
     let shortage = shortage(&topology(nodes), &roomy());
     assert_eq!((shortage.pool, shortage.asks, shortage.enough_bits), (Pool::Memory32, asks, None));
@@ -202,4 +202,106 @@ fn nothing_is_placed_at_address_0() {
     let plan = planned(&topology(vec![endpoint("a", "rc0", &[mem32(4096)])]), &space);
     assert_eq!(endpoint_of(&plan, "a").bars[0], Some(4096));
     assert_eq!(plan.root_complexes[0].mem32, space.mem32);
+}
+
+#[test]
+fn case_a9_the_window_holds_the_bars_of_all_virtual_functions() {
+    let nic = with_vfs(endpoint("nic", "rp", &[mem32(16 * MIB)]), Some(vfs(16, 8, 1, &[mem64(256 * MIB), mem32(16 << 10)])));
+    let topology = topology(vec![root_port("rp", "rc0"), nic]);
+    let plan = planned(&topology, &roomy());
+    let (windows, nic) = (port_of(&plan, "rp").windows, endpoint_of(&plan, "nic"));
+    assert!(windows.prefetchable.unwrap().contains(nic.vf_bars[0].unwrap(), 4 * GIB));
+    assert!(windows.memory.unwrap().contains(nic.vf_bars[2].unwrap(), 256 << 10));
+    assert!(windows.memory.unwrap().contains(nic.bars[0].unwrap(), 16 * MIB));
+}
+
+#[test]
+fn case_a9_virtual_functions_that_need_too_much_are_refused_with_the_sum() {
+    let with = |sriov| topology(vec![root_port("rp", "rc0"), with_vfs(endpoint("nic", "rp", &[]), Some(sriov))]);
+    let shortage = shortage(&with(vfs(128, 8, 1, &[mem64(512 * GIB)])), &roomy());
+    assert_eq!((shortage.pool, shortage.asks.size(), shortage.enough_bits), (Pool::Memory64, 64 << 40, Some(47)));
+    assert!(shortage.to_string().contains("VF BAR 0 of `nic` (mem64 512G pref for each of 128 virtual functions)"));
+    // Sums past 64 bits, whatever BARs there may be.
+    assert_eq!(Need { each: mem64(1 << 50), count: u16::MAX }.size(), None);
+    for (sriov, part) in [
+        (vfs(16, 8, 1, &[mem64(1 << 62)]), "BAR 0 has size 0x4000000000000000"),
+        (vfs(16, 8, 1, &[io(256)]), "VF BAR 0 is io 256"),
+        (vfs(16, 8, 1, &[mem32(2048)]), "memory BARs of at least 4K"),
+        (vfs(0, 8, 1, &[]), "0 virtual functions"),
+        (vfs(2, 8, 0, &[]), "0 apart"),
+        (vfs(2, 0, 1, &[]), "start 0 behind"),
+    ] {
+        let Err(PlanError::Topology(TopologyError::Sriov { source, .. })) = with(sriov).plan(&roomy()) else { panic!("{part}") };
+        assert!(source.to_string().contains(part), "{source}");
+    }
+}
+
+#[test]
+fn case_a9_virtual_functions_beyond_the_bus_take_the_buses_behind_it() {
+    let nodes = vec![
+        with_vfs(endpoint("rciep", "rc0", &[]), Some(vfs(2, 255, 1, &[]))),
+        root_port("rp0", "rc0"),
+        with_vfs(endpoint("nic", "rp0", &[]), Some(vfs(64, 256, 8, &[]))),
+        root_port("rp1", "rc0"),
+        endpoint("gpu", "rp1", &[]),
+    ];
+    let plan = planned(&topology(nodes), &roomy());
+    let buses: Vec<String> = ["rp0", "rp1"].iter().map(|name| port_of(&plan, name).buses.to_string()).collect();
+    // One for the second virtual function on the root bus; 64 of the NIC, 8 apart, from the next bus on: two buses.
+    assert_eq!(buses, ["02-04", "05"]);
+    let far = with_vfs(endpoint("nic", "rp0", &[]), Some(vfs(u16::MAX, u16::MAX, u16::MAX, &[])));
+    let error = topology(vec![root_port("rp0", "rc0"), far]).plan(&roomy()).unwrap_err();
+    assert!(matches!(error, PlanError::Buses { segment: 0, needed: 258, over: 2 }), "{error}");
+}
+
+#[test]
+fn virtual_functions_share_no_number_with_anybody() {
+    let nodes = |offset| {
+        vec![
+            root_port("rp", "rc0"),
+            with_vfs(endpoint("nic0", "rp", &[]), Some(vfs(4, offset, 2, &[]))),
+            with_vfs(function(endpoint("nic1", "rp", &[]), 1), Some(vfs(4, 4, 2, &[]))),
+        ]
+    };
+    planned(&topology(nodes(4)), &roomy());
+    let error = topology(nodes(1)).plan(&roomy()).unwrap_err().to_string();
+    assert!(error.starts_with("a virtual function of `nic0` has routing id 0x1 on its bus, as `nic1`"), "{error}");
+    assert!(topology(nodes(3)).plan(&roomy()).is_err());
+}
+
+#[test]
+fn roms_lie_below_4_gib_in_the_port_s_memory_window() {
+    let rom = |name: &str, on: &str, size| with_rom(endpoint(name, on, &[mem64(GIB)]), Some(size));
+    let nodes = vec![root_port("rp", "rc0"), rom("gpu", "rp", 512 << 10), rom("rciep", "rc0", 2 << 10)];
+    let plan = planned(&topology(nodes), &roomy());
+    let at = endpoint_of(&plan, "gpu").rom.unwrap();
+    assert!(port_of(&plan, "rp").windows.memory.unwrap().contains(at, 512 << 10));
+    assert!(endpoint_of(&plan, "rciep").rom.unwrap() < 1 << 32);
+    for size in [0, 1 << 10, 3 << 10, 32 * MIB] {
+        assert!(matches!(topology(vec![rom("x", "rc0", size)]).check(), Err(TopologyError::Bars { .. })), "{size:#x}");
+    }
+}
+
+#[test]
+fn functions_beyond_7_are_found_by_alternative_routing_ids_below_a_link_alone() {
+    let far = |on: &str| function(endpoint("far", on, &[]), 200);
+    let plan = planned(&topology(vec![root_port("rp", "rc0"), endpoint("gpu", "rp", &[]), far("rp")]), &roomy());
+    assert_eq!(plan.by_name("far").unwrap().at.bdf.requester_id(), 0x1C8);
+    assert!(plan.by_name("gpu").unwrap().multifunction && !plan.by_name("far").unwrap().multifunction);
+    assert_eq!((endpoint_of(&plan, "gpu").next_function, endpoint_of(&plan, "far").next_function), (200, 0));
+    let refused = |nodes| topology(nodes).check().unwrap_err();
+    assert!(matches!(refused(vec![endpoint("gpu", "rc0", &[]), far("rc0")]), TopologyError::FunctionNumber { .. }));
+    assert!(matches!(refused(vec![root_port("rp", "rc0"), far("rp")]), TopologyError::FunctionZero { .. }));
+}
+
+#[test]
+fn what_is_missing_below_4_gib_counts_no_gap_before_it() {
+    let nodes = vec![root_port("rp", "rc0"), endpoint("e", "rp", &[mem64_plain(512 * GIB)])];
+    let shortage = shortage(&topology(nodes), &roomy());
+    assert_eq!((shortage.needed, shortage.missing()), (512 * GIB, 512 * GIB - 1536 * MIB));
+    let text = shortage.to_string();
+    assert!(
+        text.contains("need 512G there, it has 1536M") && text.contains("only 64-bit prefetchable BARs can lie above 4 GiB"),
+        "{text}"
+    );
 }

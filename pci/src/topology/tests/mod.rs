@@ -8,10 +8,12 @@ mod roots;
 mod trees;
 
 use super::*;
+use crate::address::BusRange;
 use crate::bar::{BarKind, BarSpec};
 use crate::function::FunctionId;
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
+use crate::sriov::SriovSpec;
 
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
@@ -70,8 +72,28 @@ pub fn pci_bridge(name: &str, on: &str) -> NodeSpec {
 
 pub fn endpoint(name: &str, on: &str, specs: &[BarSpec]) -> NodeSpec {
     let ids = Ids { vendor: 0x10DE, device: 0x20B8, class: ClassCode::new(0x03_0200), ..Ids::default() };
-    let spec = EndpointSpec { ids, bars: bars(specs), interrupt_pin: 1 };
+    let spec = EndpointSpec { ids, bars: bars(specs), interrupt_pin: 1, rom: None, sriov: None };
     NodeSpec { name: name.into(), on: on.into(), place: Place::default(), kind: NodeKind::Endpoint(spec) }
+}
+
+/// An endpoint with an expansion ROM.
+pub fn with_rom(mut node: NodeSpec, size: Option<u64>) -> NodeSpec {
+    if let NodeKind::Endpoint(endpoint) = &mut node.kind {
+        endpoint.rom = size;
+    }
+    node
+}
+
+/// A physical function.
+pub fn with_vfs(mut node: NodeSpec, sriov: Option<SriovSpec>) -> NodeSpec {
+    if let NodeKind::Endpoint(endpoint) = &mut node.kind {
+        endpoint.sriov = sriov.map(Box::new);
+    }
+    node
+}
+
+pub fn vfs(total_vfs: u16, first_offset: u16, stride: u16, specs: &[BarSpec]) -> SriovSpec {
+    SriovSpec { total_vfs, first_offset, stride, vf_device: 0x101A, bars: bars(specs) }
 }
 
 pub fn at(mut node: NodeSpec, device: u8, function: u8) -> NodeSpec {
@@ -148,6 +170,38 @@ pub fn placed_bars(plan: &Plan) -> Vec<(FunctionId, usize, BarSpec, u64)> {
     placed
 }
 
+/// ROMs and VF BARs: whose, which, how much, where.
+fn placed_more(plan: &Plan) -> Vec<(&PlannedFunction, Resource, Need, u64)> {
+    let mut placed = Vec::new();
+    for function in &plan.functions {
+        if let PlannedKind::Endpoint(endpoint) = &function.kind {
+            for (what, need) in endpoint.spec.needs() {
+                let at = match what {
+                    Resource::Bar(_) => continue,
+                    Resource::Rom => endpoint.rom,
+                    Resource::VfBar(bar) => endpoint.vf_bars[usize::from(bar)],
+                };
+                placed.push((function, what, need, at.unwrap()));
+            }
+        }
+    }
+    placed
+}
+
+/// Virtual functions lie on buses of their parent that no port has.
+fn assert_virtual_buses(plan: &Plan, function: &PlannedFunction, parent: BusRange) {
+    let PlannedKind::Endpoint(PlannedEndpoint { spec: EndpointSpec { sriov: Some(sriov), .. }, .. }) = &function.kind else {
+        return;
+    };
+    let last = usize::from(function.at.bdf.bus()) + sriov.more_buses(function.at.bdf.devfn());
+    assert!(last <= usize::from(parent.subordinate), "virtual functions of {} leave {parent}", function.name);
+    for other in plan.functions.iter().filter(|other| other.on == function.on) {
+        if let PlannedKind::Port(port) = &other.kind {
+            assert!(last < usize::from(port.buses.secondary), "virtual functions of {} on the bus of a port", function.name);
+        }
+    }
+}
+
 /// What every plan must keep; panics at the first breach.
 pub fn assert_sound(topology: &Topology, plan: &Plan, space: &Apertures) {
     assert_eq!(plan.functions.len(), topology.nodes.len());
@@ -161,6 +215,8 @@ pub fn assert_sound(topology: &Topology, plan: &Plan, space: &Apertures) {
             .filter(|(_, _, spec, _)| spec.is_memory() == memory)
             .map(|(_, _, spec, at)| (*at, at + (spec.size - 1)))
             .collect();
+        let more = placed_more(plan).into_iter().filter(|_| memory);
+        spans.extend(more.map(|(_, _, need, at)| (at, at + (need.size().unwrap() - 1))));
         spans.sort_unstable();
         assert!(spans.is_sorted_by(|a, b| a.1 < b.0), "BARs overlap: {spans:x?}");
     }
@@ -200,6 +256,14 @@ pub fn assert_sound(topology: &Topology, plan: &Plan, space: &Apertures) {
                 }
             }
             PlannedKind::Endpoint(endpoint) => {
+                assert_virtual_buses(plan, function, bus);
+                for (_, what, need, at) in placed_more(plan).iter().filter(|(other, ..)| other.id == function.id) {
+                    let (size, prefetchable) =
+                        (need.size().unwrap(), need.each.kind == BarKind::Memory64 && need.each.prefetchable);
+                    assert!(*at != 0 && at % need.each.size == 0, "{what} of {} at {at:#x}", function.name);
+                    assert!(prefetchable || at + size <= 1 << 32);
+                    assert!(inside(*at, size, false) || prefetchable && inside(*at, size, true), "{what} of {}", function.name);
+                }
                 for (spec, at) in endpoint.spec.bars.iter().zip(endpoint.bars) {
                     match (spec, at) {
                         (None, at) => assert_eq!(at, None),

@@ -13,6 +13,8 @@ struct Seed {
     function: u8,
     bars: Vec<BarSpec>,
     hotplug: Option<HotPlug>,
+    rom: Option<u64>,
+    sriov: Option<SriovSpec>,
 }
 
 fn any_bar() -> impl Strategy<Value = BarSpec> {
@@ -33,13 +35,23 @@ fn any_hotplug() -> impl Strategy<Value = Option<HotPlug>> {
     prop::option::weighted(0.5, hotplug)
 }
 
+/// Mostly such as can be: offsets and strides may lead onto another function, or onto the next bus.
+fn any_sriov() -> impl Strategy<Value = Option<SriovSpec>> {
+    let bar = prop_oneof![(12u32..20).prop_map(|shift| mem32(1 << shift)), (12u32..26).prop_map(|shift| mem64(1 << shift))];
+    let sriov = (1u16..40, prop_oneof![Just(256u16), 1u16..300], 1u16..20, prop::collection::vec(bar, 0..3));
+    prop::option::weighted(0.2, sriov.prop_map(|(total, offset, stride, bars)| vfs(total, offset, stride, &bars)))
+}
+
 fn any_seed() -> impl Strategy<Value = Seed> {
-    let fields = (0u8..10, any::<Index>(), 0u8..8, prop::collection::vec(any_bar(), 0..4), any_hotplug());
-    fields.prop_map(|(kind, parent, function, bars, hotplug)| Seed {
+    let rom = prop::option::weighted(0.2, (11u32..22).prop_map(|shift| 1u64 << shift));
+    let fields = (0u8..10, any::<Index>(), 0u8..12, prop::collection::vec(any_bar(), 0..4), any_hotplug(), rom, any_sriov());
+    fields.prop_map(|(kind, parent, function, bars, hotplug, rom, sriov)| Seed {
         kind,
         parent,
         function,
         hotplug,
+        rom,
+        sriov,
         bars: if bars.iter().map(|bar| 1 + usize::from(bar.kind == BarKind::Memory64)).sum::<usize>() > 6 {
             vec![bars[0]]
         } else {
@@ -91,6 +103,7 @@ fn grow(roots: &[RootComplexSpec], seeds: &[Seed]) -> Vec<NodeSpec> {
             }
             _ => continue,
         };
+        node = with_vfs(with_rom(node, seed.rom), seed.sriov);
         if let NodeKind::Port(port) = &mut node.kind {
             port.hotplug = seed.hotplug.filter(|_| port.kind.has_link_below());
         }
@@ -132,7 +145,8 @@ proptest! {
                 prop_assert!(topology.nodes.iter().any(|node| node.name == shortage.name));
                 prop_assert_eq!(topology.plan(&space), Err(PlanError::Space(shortage)));
             }
-            Err(PlanError::RootBusTaken { .. } | PlanError::RootBusTooHigh { .. } | PlanError::Topology(TopologyError::Full { .. })) => {}
+            Err(PlanError::RootBusTaken { .. } | PlanError::RootBusTooHigh { .. }) => {}
+            Err(PlanError::Topology(TopologyError::Full { .. } | TopologyError::VirtualFunction { .. })) => {}
             Err(other) => prop_assert!(false, "{}", other),
         }
     }

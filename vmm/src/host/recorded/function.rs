@@ -2,7 +2,7 @@
 
 use api::config::CpuListError;
 use pci::address::{AddressError, HostBdf};
-use pci::bar::{BarKind, BarSpec};
+use pci::bar::{BarKind, BarSpec, Bars};
 use pci::ids::{ClassCode, Ids};
 use pci::link::{Link, LinkError, LinkRate};
 use pci::topology::PortKind;
@@ -26,6 +26,9 @@ pub(super) struct Function {
     subsystem: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     bars: Vec<Bar>,
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rom: Option<u64>,
     #[serde(default, skip_serializing_if = "is_zero")]
     interrupt_pin: u8,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -146,6 +149,7 @@ impl Function {
             revision: ids.revision,
             subsystem: (subsystem != (0, 0)).then(|| format!("{:04x}:{:04x}", subsystem.0, subsystem.1)),
             bars: node.bars.iter().zip(0u8..).filter_map(|(spec, bar)| Some(Bar::of(bar, (*spec)?))).collect(),
+            rom: node.rom,
             interrupt_pin: node.interrupt_pin,
             link: node.link.map(|link| LinkFacts {
                 max: link.max.to_string(),
@@ -188,6 +192,7 @@ impl Function {
                 Kind::Endpoint => HostKind::Endpoint,
             },
             bars: bars(&self.bars)?,
+            rom: self.rom.map(rom).transpose()?,
             interrupt_pin: at_most("interrupt-pin", self.interrupt_pin, 4)?,
             link: self.link.map(LinkFacts::link).transpose()?,
             atomic_completers: at_most("atomic-completers", self.atomic_completers, 7)?,
@@ -242,6 +247,10 @@ fn bars(list: &[Bar]) -> Result<[Option<BarSpec>; 6], Problem> {
         *slot = Some(BarSpec { kind, prefetchable: bar.prefetchable, size: bar.size });
     }
     Ok(bars)
+}
+
+fn rom(size: u64) -> Result<u64, Problem> {
+    Bars::default().with_rom(size).map_or(Err(Problem::Rom { size }), |_| Ok(size))
 }
 
 impl LinkFacts {
@@ -350,6 +359,12 @@ pub enum Problem {
     Bar {
         /// Its number.
         bar: u8,
+        /// Its size.
+        size: u64,
+    },
+    /// An expansion ROM.
+    #[error("rom of {size} bytes: sizes are powers of two from 2048 to 16777216")]
+    Rom {
         /// Its size.
         size: u64,
     },
