@@ -72,9 +72,9 @@ pub enum Command {
     },
     /// Add a device.
     AddDevice {
-        /// The device.
-        config: Box<DeviceConfig>,
-        /// Answered when the guest can find it.
+        /// Its functions, 1 to 8; most devices have one.
+        functions: Vec<DeviceConfig>,
+        /// Answered with the first of them when the guest can find all.
         reply: Reply<Added>,
     },
     /// Add a disk.

@@ -18,7 +18,7 @@ static struct slot {
     struct function *port;
     u32 express;
     bool occupied, orderly;
-    struct function device;
+    struct function device; /* its function 0 */
 } slots[256];
 static u32 slot_count, came, left;
 static bool quiet, acknowledge;
@@ -89,17 +89,15 @@ static u64 take(struct window *window, u64 size) {
     return at;
 }
 
-static void give_addresses(struct slot *slot) {
-    struct function *device = &slot->device;
-    struct window memory = slot->port->memory, prefetchable = slot->port->prefetchable;
+static void give_addresses(struct function *device, struct window *memory, struct window *prefetchable) {
     for (u32 n = 0; n < 6; n++) {
         struct bar bar = device->bars[n] = read_bar(device->at, n);
         bool wide = bar.kind == BAR_MEM64;
         if (bar.kind < BAR_MEM32)
             continue;
-        u64 size = bar.size < 4096 ? 4096 : bar.size, at = wide && bar.prefetchable ? take(&prefetchable, size) : 0;
+        u64 size = bar.size < 4096 ? 4096 : bar.size, at = wide && bar.prefetchable ? take(prefetchable, size) : 0;
         if (!at)
-            at = take(&memory, size);
+            at = take(memory, size);
         /* None is left for what a device shows that goes at this moment. */
         device->bars[n].base = at;
         if (!at)
@@ -160,12 +158,20 @@ static void look(struct slot *slot) {
         if (id == 0xffffffff)
             return;
         slot->occupied = true;
-        slot->device = (struct function){.at = below, .id = id};
-        give_addresses(slot);
+        struct window memory = slot->port->memory, prefetchable = slot->port->prefetchable;
+        u32 last = config_read(below, 0x0c, 4) >> 23 & 1 ? 7 : 0;
+        for (u32 n = 0; n <= last; n++) {
+            struct function function = {.at = below + n, .id = config_read(below + n, 0, 4)};
+            if (function.id == 0xffffffff)
+                continue;
+            give_addresses(&function, &memory, &prefetchable);
+            if (!n)
+                slot->device = function;
+            if (!quiet)
+                say("came %s %04x:%04x\n", place_name(below + n), function.id & 0xffff, function.id >> 16);
+        }
         indicate(slot, INDICATOR_ON);
         came++;
-        if (!quiet)
-            say("came %s %04x:%04x\n", place_name(below), id & 0xffff, id >> 16);
     }
     if (slot->occupied)
         use(&slot->device);

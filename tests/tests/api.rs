@@ -23,7 +23,6 @@ fn a_machine_that_cannot_be_is_refused_when_it_is_created() {
     let kernel = image("echo.elf");
     for (more, status, part) in [
         (r#","net":[{"tap":"t0"}]"#, 501, "net"),
-        (r#","vsock":{"cid":3,"socket":"/s"}"#, 501, "vsock"),
         (r#","devices":[{"path":"/sys/bus/pci/devices/0000:99:00.0"}]"#, 400, "0000:99:00.0"),
         (r#","devices":[{"banyan":"stub,id=a"},{"banyan":"stub,id=a"}]"#, 400, "named `a`"),
     ] {
@@ -140,7 +139,7 @@ fn case_b3_a_device_that_cannot_be_added_is_told_what_there_is() {
     server.refuses("stub,id=b,on=nowhere", 404, &["no port nowhere", "`port0` has `a`", "`port1` is free"]);
     server.refuses("stub,id=b,on=port0", 409, &["`port0` has `a`", "`port1` is free"]);
     server.refuses("stub,id=b,on=cold-port", 409, &["`port1` is free"]);
-    server.refuses("stub,id=b,function=1", 400, &["function 1", "leave out"]);
+    server.refuses("stub,id=b,function=1", 400, &["functions 1 are no device", "leave out"]);
     server.refuses("stub,id=b,bar0=512G:mem64:prefetchable", 409, &["port1", "prefetchable window lacks"]);
     server.refuses("stub,id=b,bar0=1G:mem32", 409, &["port1", "memory window lacks"]);
     assert_eq!(server.add("stub,id=b").0, 200);
@@ -319,4 +318,42 @@ fn an_error_that_the_guest_has_masked_is_told_to_nobody() {
     assert!(inject("cold", "fire", 400).contains("there are receiver"));
     assert!(inject("nothing", "internal", 404).contains("nothing"));
     server.expect("PUT vm.inject-error", r#"{"at":"cold"}"#, 400);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_b7_functions_that_come_together_are_one_device_to_the_guest() {
+    let mut server = Server::run(&slots("wait=message", "root-ports=2").with(&["--no-reboot"]));
+    server.process.expect("slots 2");
+    let functions = |ids: [&str; 3]| {
+        let numbered = ids.iter().zip([1, 0, 4]).map(|(id, number)| format!(r#""stub,id={id},function={number},{WORKER}""#));
+        format!(r#"{{"banyan":[{}]}}"#, numbered.collect::<Vec<_>>().join(","))
+    };
+    let reply = server.expect("PUT vm.add-device", &functions(["b", "a", "e"]), 200);
+    assert!(reply.contains(r#""pci_path":"00/00.1""#), "{reply}");
+    // One look finds all of them.
+    let all = ["came 01:00.0", "came 01:00.1", "came 01:00.4"];
+    let found = server.process.expect(all[2]);
+    assert!(found.contains(all[0]) && found.contains(all[1]), "{found}");
+    assert_eq!(server.devices(), "a@port0 b@port0 e@port0");
+    for (body, status) in [
+        (functions(["b", "x", "y"]), 409),
+        (functions(["x", "x", "y"]), 409),
+        (r#"{"banyan":["stub,function=1","stub,function=2"]}"#.to_owned(), 400),
+        (r#"{"banyan":[]}"#.to_owned(), 400),
+    ] {
+        server.expect("PUT vm.add-device", &body, status);
+    }
+    server.expect("PUT vm.reboot", "", 204);
+    server.process.expect("slots 2");
+    let found = server.process.expect(all[2]);
+    assert!(found.contains(all[0]) && found.contains(all[1]), "as before: {found}");
+    assert_eq!(server.remove("e"), 204);
+    server.process.expect("left 01:00.0");
+    server.until("PUT vm.remove-device", r#"{"id":"a"}"#, 404);
+    assert_eq!(server.devices(), "");
+    server.expect("PUT vm.add-device", &functions(["e", "a", "b"]), 200);
+    server.process.expect(all[2]);
+    server.process.send("\n");
+    server.process.finish().expect_code(1).expect_output(&["came 2 left 1"]);
 }

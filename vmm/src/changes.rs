@@ -12,14 +12,23 @@ use crate::spec::Endpoint;
 /// A device that came while the guest ran.
 #[derive(Debug, Clone)]
 pub struct Added {
+    /// Its functions.
+    pub functions: Vec<AddedFunction>,
+    /// The port that it hangs on.
+    pub port: Name,
+}
+
+/// One function of it.
+#[derive(Debug, Clone)]
+pub struct AddedFunction {
     /// Its name.
     pub name: Name,
     /// What it is.
     pub endpoint: Endpoint,
     /// What must be known to place it.
     pub spec: EndpointSpec,
-    /// The port that it hangs on.
-    pub port: Name,
+    /// Its number, 0 to 7.
+    pub number: u8,
 }
 
 /// Devices that came and planned ones that left.
@@ -47,13 +56,12 @@ impl Changes {
         self.added.push(added);
     }
 
-    /// A device left.
-    pub fn remove(&mut self, name: &Name) {
-        let before = self.added.len();
-        self.added.retain(|added| added.name != *name);
-        if self.added.len() == before {
-            self.left.insert(name.clone());
-        }
+    /// Devices with these functions left.
+    pub fn remove(&mut self, names: &[Name]) {
+        let came = |name: &Name| self.added.iter().any(|added| added.functions.iter().any(|function| function.name == *name));
+        let planned: Vec<Name> = names.iter().filter(|name| !came(name)).cloned().collect();
+        self.added.retain(|added| added.functions.iter().all(|function| !names.contains(&function.name)));
+        self.left.extend(planned);
     }
 
     /// `plan` without the devices that have left. Ports, windows and bus numbers stay as they are.
@@ -98,7 +106,7 @@ mod tests {
         let (_, whole) = two_devices_on_hot_plug_ports();
         let mut changes = Changes::default();
         assert!(matches!(changes.plan(&whole), Cow::Borrowed(_)));
-        changes.remove(&Name::from("a"));
+        changes.remove(&[Name::from("a")]);
         let rest = changes.plan(&whole);
         let ports = |plan: &MachinePlan| {
             let ports = plan.pci.functions.iter().filter_map(|function| match &function.kind {
@@ -122,8 +130,12 @@ mod tests {
         let endpoint = spec.endpoints[&Name::from("a")].clone();
         let Some(PlannedKind::Endpoint(planned)) = plan.pci.by_name("a").map(|function| &function.kind) else { panic!() };
         let mut changes = Changes::default();
-        changes.add(Added { name: Name::from("x"), endpoint, spec: planned.spec.clone(), port: Name::from("port0") });
-        changes.remove(&Name::from("x"));
-        assert!(changes.added().is_empty() && !changes.has_left(&Name::from("x")));
+        let functions = [("x", 0), ("y", 1)].map(|(name, number)| {
+            let (endpoint, spec) = (endpoint.clone(), planned.spec.clone());
+            AddedFunction { name: Name::from(name), endpoint, spec, number }
+        });
+        changes.add(Added { functions: functions.into(), port: Name::from("port0") });
+        changes.remove(&[Name::from("x"), Name::from("y")]);
+        assert!(changes.added().is_empty() && ["x", "y"].iter().all(|name| !changes.has_left(&Name::from(*name))));
     }
 }

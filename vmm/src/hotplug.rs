@@ -4,28 +4,24 @@
 //! The guest sets its own pace. A request is answered when the guest has been told; what a device held is given back when the
 //! guest has taken note, or after a deadline.
 
+pub(crate) mod newcomer;
+
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use api::config::{DeviceConfig, DeviceKind, VmConfig};
 use api::error::{ApiError, ErrorKind};
-use devices::vfio::Placement;
-use pci::address::Devfn;
-use pci::bar::BarSpec;
 use pci::function::{FunctionId, Shared};
-use pci::hierarchy::{Newcomer, PlugError, PortInfo, PortList};
-use pci::intx;
+use pci::hierarchy::{PlugError, PortList};
 use pci::slot::SlotEvent;
 use pci::topology::{EndpointSpec, Name, Removal};
 use thiserror::Error;
 
-use crate::cdi::{self, CdiError};
-use crate::changes::{Added, Changes};
-use crate::endpoints::{Factory, FunctionError, Order};
+use crate::cdi::CdiError;
+use crate::changes::{Added, AddedFunction, Changes};
+use crate::endpoints::FunctionError;
 use crate::host::{self, HostError};
 use crate::machine::Machine;
-use crate::pci_bus::PciBus;
 use crate::spec::{self, Endpoint, Spec, SpecError};
 
 /// How long a guest may take to let go of a device that it was asked for.
@@ -65,15 +61,16 @@ impl HotPlug {
     pub fn new(spec: &Spec, changes: Changes) -> Self {
         let mut endpoints = spec.endpoints.clone();
         endpoints.retain(|name, _| !changes.has_left(name));
-        endpoints.extend(changes.added().iter().map(|added| (added.name.clone(), added.endpoint.clone())));
+        let added = changes.added().iter().flat_map(|added| &added.functions);
+        endpoints.extend(added.map(|function| (function.name.clone(), function.endpoint.clone())));
         Self { endpoints, leaving: Vec::new(), changes, named: 0, paused: None }
     }
 
     /// How the devices differ from those of the specification. Devices on their way out have left.
     #[must_use]
     pub fn changes(mut self) -> Changes {
-        for name in self.leaving.iter().flat_map(|leaving| &leaving.names) {
-            self.changes.remove(name);
+        for leaving in &self.leaving {
+            self.changes.remove(&leaving.names);
         }
         self.changes
     }
@@ -97,23 +94,26 @@ impl HotPlug {
         self.endpoints.get(name)
     }
 
-    /// Adds a device to the port that it names, or to the first free one on which it fits. Returns its name.
-    pub fn add(&mut self, machine: &mut Machine, config: &VmConfig, device: &DeviceConfig) -> Result<Name, HotPlugError> {
-        let device = &single_function(config, device)?;
-        if device.device.is_some_and(|number| number != 0) || device.function != 0 {
-            return Err(HotPlugError::Place { device: device.device.unwrap_or(0), function: device.function });
+    /// Adds a device with these functions to the port that it names, or to the first free one on which it fits. Returns the
+    /// name of the first function.
+    pub fn add(&mut self, machine: &mut Machine, config: &VmConfig, device: &[DeviceConfig]) -> Result<Name, HotPlugError> {
+        let device = newcomer::functions(config, device)?;
+        let mut functions: Vec<AddedFunction> = Vec::new();
+        for (function, number) in &device {
+            let name = self.name(machine, function, &functions)?;
+            let (endpoint, spec) = self.look(config, function, &name, &functions)?;
+            functions.push(AddedFunction { name, endpoint, spec, number: *number });
         }
-        let name = self.name(machine, device)?;
-        let (endpoint, spec) = self.look(config, device, &name)?;
-        let port = choose(machine, device, &spec.bars)?;
-        let added = Added { name, endpoint, spec, port: port.name.clone() };
+        let bars: Vec<_> = functions.iter().map(|function| function.spec.bars).collect();
+        let port = newcomer::port(machine.pci(), device.first().and_then(|(first, _)| first.on.as_deref()), &bars)?;
+        let added = Added { functions, port: port.name.clone() };
         let (pci, factory) = machine.parts();
-        plug(pci, factory, &port, &added)?;
-        let name = added.name.clone();
-        self.endpoints.insert(name.clone(), added.endpoint.clone());
+        newcomer::plug(pci, factory, &port, &added)?;
+        let names: Vec<Name> = added.functions.iter().map(|function| function.name.clone()).collect();
+        self.endpoints.extend(added.functions.iter().map(|function| (function.name.clone(), function.endpoint.clone())));
         self.changes.add(added);
-        log::info!("{name} was added to port {}", port.name);
-        Ok(name)
+        log::info!("{} came to port {}", list(&names), port.name);
+        names.into_iter().next().ok_or(HotPlugError::Nothing)
     }
 
     /// Begins to remove the device `name`. It is gone when the guest has let go of it, at the latest after a deadline.
@@ -183,8 +183,8 @@ impl HotPlug {
                     machine.pci().change(|tree| functions.iter().for_each(|(id, _)| tree.mapper.remove(*id)));
                     for name in &leaving.names {
                         self.endpoints.remove(name);
-                        self.changes.remove(name);
                     }
+                    self.changes.remove(&leaving.names);
                     left = true;
                 }
             }
@@ -200,13 +200,16 @@ impl HotPlug {
     }
 
     /// The name that `device` has or gets. Devices and ports share their names.
-    fn name(&mut self, machine: &Machine, device: &DeviceConfig) -> Result<Name, HotPlugError> {
+    fn name(&mut self, machine: &Machine, device: &DeviceConfig, before: &[AddedFunction]) -> Result<Name, HotPlugError> {
+        let is_taken = |endpoints: &BTreeMap<Name, Endpoint>, name: &Name| {
+            endpoints.contains_key(name) || before.iter().any(|function| function.name == *name)
+        };
         let is_port = |name: &Name| machine.pci().change(|tree| tree.hierarchy.ports().any(|port| port.name == *name));
         if let Some(id) = &device.id {
             let name = Name(id.clone());
             return match () {
                 () if self.leaves(&name) => Err(HotPlugError::StillLeaves { name }),
-                () if self.endpoints.contains_key(&name) => Err(HotPlugError::Taken { name }),
+                () if is_taken(&self.endpoints, &name) => Err(HotPlugError::Taken { name }),
                 () if is_port(&name) => Err(HotPlugError::NamedAsPort { name }),
                 () => Ok(name),
             };
@@ -215,14 +218,20 @@ impl HotPlug {
         loop {
             let name = Name(format!("{kind}-hot{}", self.named));
             self.named += 1;
-            if !self.endpoints.contains_key(&name) && !is_port(&name) {
+            if !is_taken(&self.endpoints, &name) && !is_port(&name) {
                 return Ok(name);
             }
         }
     }
 
-    /// What the device is, checked against the host and against those that are there.
-    fn look(&self, config: &VmConfig, device: &DeviceConfig, name: &Name) -> Result<(Endpoint, EndpointSpec), HotPlugError> {
+    /// What a function is, checked against the host and against those that are there or come with it.
+    fn look(
+        &self,
+        config: &VmConfig,
+        device: &DeviceConfig,
+        name: &Name,
+        before: &[AddedFunction],
+    ) -> Result<(Endpoint, EndpointSpec), HotPlugError> {
         let mut alone = VmConfig { devices: vec![device.clone()], memory: config.memory.clone(), ..VmConfig::default() };
         if let Some(device) = alone.devices.first_mut() {
             device.id = Some(name.0.clone());
@@ -230,8 +239,9 @@ impl HotPlug {
         }
         let host = host::look(&alone)?;
         let at = host.wanted.get(&name.0);
-        let same = |endpoint: &&Endpoint| matches!(endpoint, Endpoint::Vfio { at: there, .. } if Some(there) == at);
-        if let Some((there, _)) = self.endpoints.iter().find(|(_, endpoint)| same(endpoint)) {
+        let same = |endpoint: &Endpoint| matches!(endpoint, Endpoint::Vfio { at: there, .. } if Some(there) == at);
+        let there = self.endpoints.iter().chain(before.iter().map(|function| (&function.name, &function.endpoint)));
+        if let Some((there, _)) = there.into_iter().find(|(_, endpoint)| same(endpoint)) {
             return Err(HotPlugError::Twice { name: name.clone(), there: there.clone() });
         }
         spec::single(&alone, &host).map_err(HotPlugError::Spec)
@@ -244,88 +254,8 @@ impl Stage {
     }
 }
 
-/// `device` as CDI files have it. It goes into one port, so it must be one function.
-fn single_function(config: &VmConfig, device: &DeviceConfig) -> Result<DeviceConfig, HotPlugError> {
-    let wanted = VmConfig { devices: vec![device.clone()], cdi_dirs: config.cdi_dirs.clone(), ..VmConfig::default() };
-    let (found, notes) = cdi::apply(&wanted)?;
-    notes.iter().for_each(|note| log::warn!("{note}"));
-    let functions = found.devices.len();
-    let mut found = found.devices.into_iter();
-    match (found.next(), found.next()) {
-        (Some(only), None) => Ok(only),
-        _ => Err(HotPlugError::Several { device: device.to_string(), functions }),
-    }
-}
-
-/// Makes a device and puts it into `port`.
-fn plug(pci: &PciBus, factory: &mut Factory, port: &PortInfo, device: &Added) -> Result<(), HotPlugError> {
-    let (id, gsi) = pci.change(|tree| {
-        let route = tree.hierarchy.intx(port.id, Devfn::ZERO, device.spec.interrupt_pin);
-        (tree.hierarchy.next_id(), route.map(intx::gsi))
-    });
-    let placement = Placement::BelowPort(port.link);
-    let order = Order { name: &device.name.0, id, endpoint: &device.endpoint, bars: device.spec.bars, gsi, placement };
-    let made = factory.make(&order)?;
-    factory.attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
-    let domain = factory.domain();
-    let (name, function) = (device.name.clone(), Shared::clone(&made.function));
-    let shown_at = pci.ecam_address(port.below);
-    pci.change(|tree| {
-        tree.mapper.set_domain(domain);
-        let mirror = shown_at.and_then(|at| tree.mapper.mirror(at, id));
-        let mirrored = mirror.is_some_and(|mirror| {
-            let mut function = function.lock().unwrap_or_else(PoisonError::into_inner);
-            function.mirror(&mirror)
-        });
-        let newcomer = Newcomer { id, name, at: Devfn::ZERO, function, mirrored };
-        tree.mapper.add(id, made);
-        let plugged = tree.hierarchy.plug(port.id, vec![newcomer], &mut tree.effects);
-        if plugged.is_err() {
-            tree.mapper.remove(id);
-        }
-        plugged
-    })?;
-    Ok(())
-}
-
-/// Puts devices back that came before a reset, where they were, with BARs in the windows of their ports. No guest runs.
-pub fn restore(pci: &PciBus, factory: &mut Factory, added: &[Added]) -> Result<(), HotPlugError> {
-    for device in added {
-        let port = pci.change(|tree| tree.hierarchy.ports().find(|port| port.name == device.port));
-        let port = port.ok_or_else(|| HotPlugError::NoPort { wanted: device.port.to_string(), ports: PortList::default() })?;
-        plug(pci, factory, &port, device)?;
-    }
-    if !added.is_empty() {
-        // The guest finds them as any other, with no event to take note of.
-        pci.change(|tree| tree.hierarchy.reset(&mut tree.effects));
-    }
-    Ok(())
-}
-
 fn list(names: &[Name]) -> String {
     names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// The port that the device names, or the first free one that has room for its BARs.
-fn choose(machine: &Machine, device: &DeviceConfig, bars: &[Option<BarSpec>; 6]) -> Result<PortInfo, HotPlugError> {
-    machine.pci().change(|tree| {
-        let ports: Vec<PortInfo> = tree.hierarchy.ports().collect();
-        if let Some(wanted) = &device.on {
-            let port = ports.into_iter().find(|port| port.name.0 == *wanted);
-            let port =
-                port.ok_or_else(|| HotPlugError::NoPort { wanted: wanted.clone(), ports: tree.hierarchy.hot_plug_ports() })?;
-            tree.hierarchy.check_fit(port.id, std::slice::from_ref(bars))?;
-            return Ok(port);
-        }
-        let mut refusal = HotPlugError::NoneFree { ports: tree.hierarchy.hot_plug_ports() };
-        for port in ports.into_iter().filter(PortInfo::is_free) {
-            match tree.hierarchy.check_fit(port.id, std::slice::from_ref(bars)) {
-                Ok(()) => return Ok(port),
-                Err(error) => refusal = error.into(),
-            }
-        }
-        Err(refusal)
-    })
 }
 
 /// A device that cannot come or go.
@@ -349,15 +279,30 @@ pub enum HotPlugError {
         /// The name.
         name: Name,
     },
-    /// Another place than the first.
-    #[error(
-        "a device that is added becomes function 0 of device 0 below its port, not function {function} of device {device}: leave out `device` and `function`"
-    )]
+    /// No function at all.
+    #[error("a device without functions cannot be added")]
+    Nothing,
+    /// Another device than the first.
+    #[error("a device that is added becomes device 0 below its port, not device {device}: leave out `device`")]
     Place {
         /// Device number asked for.
         device: u8,
-        /// Function number asked for.
-        function: u8,
+    },
+    /// Functions that form no device.
+    #[error(
+        "functions {numbers} are no device: software looks for function 0 first, and each number can be there once; leave out `function` for a device with one"
+    )]
+    Numbers {
+        /// Numbers asked for, in this order.
+        numbers: String,
+    },
+    /// Functions at several ports.
+    #[error("the functions of one device cannot be on both {one} and {other}: leave out `on` but for the first")]
+    Ports {
+        /// One port.
+        one: String,
+        /// Another one.
+        other: String,
     },
     /// The host function is in this machine already.
     #[error("device {name} is the host function that this machine has as {there}")]
@@ -368,7 +313,9 @@ pub enum HotPlugError {
         there: Name,
     },
     /// More than one function.
-    #[error("{device} stands for {functions} host functions: add them one by one, by their addresses")]
+    #[error(
+        "{device} stands for {functions} host functions that are not one device with a function 0: add them one by one, by their addresses"
+    )]
     Several {
         /// As given.
         device: String,
@@ -437,9 +384,15 @@ impl HotPlugError {
             | Self::LeavesAlready { .. }
             | Self::NoneFree { .. }
             | Self::Plug(_) => ErrorKind::Conflict,
-            Self::Place { .. } | Self::Fixed { .. } | Self::Several { .. } | Self::Cdi(_) | Self::Host(_) | Self::Spec(_) => {
-                ErrorKind::BadRequest
-            }
+            Self::Nothing
+            | Self::Place { .. }
+            | Self::Numbers { .. }
+            | Self::Ports { .. }
+            | Self::Fixed { .. }
+            | Self::Several { .. }
+            | Self::Cdi(_)
+            | Self::Host(_)
+            | Self::Spec(_) => ErrorKind::BadRequest,
             Self::Make(_) => ErrorKind::Internal,
         };
         ApiError::from_error(kind, self)

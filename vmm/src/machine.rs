@@ -37,6 +37,9 @@ use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
 use crate::vcpu::{self, Runner, SetupError, ThreadError, Threads, VcpuDesign};
 
+/// Functions that a device can have.
+const FUNCTIONS: usize = 8;
+
 /// What is made before a machine and outlives it.
 pub struct Surroundings {
     /// Where the serial line's output goes.
@@ -119,14 +122,14 @@ impl Machine {
             mapper.add(id, endpoint);
         }
         if config.pcie.mirror && vm.has_read_only_memory() {
-            let mirrors = Mirrors::new(plan.ecam_addresses(), plan.hot_plug_ports())?;
+            let mirrors = Mirrors::new(plan.ecam_addresses(), plan.hot_plug_ports() * FUNCTIONS)?;
             hierarchy.mirror(|id| mirrors.page(id));
             mapper.set_mirrors(mirrors);
         }
         let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
         vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
-        hotplug::restore(&pci, &mut factory, design.added)?;
+        hotplug::newcomer::restore(&pci, &mut factory, design.added)?;
         let entry = load(&ram, used, payload, design)?;
         let vcpus = vcpu::create(&vm, &vcpu_design(design), 0..config.cpus.count, entry.as_ref())?;
         let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci)?;

@@ -125,8 +125,8 @@ impl<'a, 's> Session<'a, 's> {
                 reply.send(Ok(()));
             }
             Command::Resize { to, reply } => reply.send(self.resize(to)),
-            Command::AddDevice { config, reply } => {
-                let added = self.hotplug.add(self.machine, self.config, &config);
+            Command::AddDevice { functions, reply } => {
+                let added = self.hotplug.add(self.machine, self.config, &functions);
                 reply.send(added.map(|id| listing::device(self.machine, &self.hotplug, &id)).map_err(|error| error.for_client()));
                 self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
             }

@@ -47,16 +47,30 @@ impl DeviceBody {
     }
 }
 
-/// The body of vm.add-device.
-pub fn add_device(body: &[u8], notes: &Notes) -> Result<DeviceConfig, ApiError> {
+/// The body of vm.add-device: the functions of a device.
+pub fn add_device(body: &[u8], notes: &Notes) -> Result<Vec<DeviceConfig>, ApiError> {
     const WHAT: &str = "vm.add-device";
-    read::<DeviceBody>(WHAT, body, notes)?.config(WHAT)
+    #[derive(Deserialize)]
+    struct Functions {
+        banyan: Vec<String>,
+    }
+    if serde_json::from_slice::<Value>(body).is_ok_and(|body| body["banyan"].is_array()) {
+        let Functions { banyan } = read(WHAT, body, notes)?;
+        if banyan.is_empty() || banyan.len() > 8 {
+            return Err(refused(WHAT, "banyan", &format!("{} functions are no device; 1 to 8 are", banyan.len())));
+        }
+        return banyan.iter().map(|flags| flags.parse().map_err(|error: FlagError| bad(WHAT, &error.to_string()))).collect();
+    }
+    Ok(vec![read::<DeviceBody>(WHAT, body, notes)?.config(WHAT)?])
 }
 
-/// A body of vm.add-device that means `device`.
+/// A body of vm.add-device that means the device with these functions.
 #[must_use]
-pub fn device_body(device: &DeviceConfig) -> Value {
-    json!({ "banyan": device.to_string() })
+pub fn device_body(functions: &[DeviceConfig]) -> Value {
+    match functions {
+        [only] => json!({ "banyan": only.to_string() }),
+        several => json!({ "banyan": several.iter().map(ToString::to_string).collect::<Vec<_>>() }),
+    }
 }
 
 #[derive(Deserialize)]

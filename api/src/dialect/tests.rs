@@ -267,7 +267,10 @@ fn bodies_that_banyan_writes_it_reads_back() {
         ["path=0000:03:00.0,id=gpu0,on=rp1,clique=2", "stub,ids=10de:20b8,class=030200,bar1=128G:mem64:prefetchable,msix=8"]
     {
         let device = text.parse().unwrap();
-        assert_eq!(add_device(device_body(&device).to_string().as_bytes(), &notes).unwrap(), device);
+        let body = device_body(std::slice::from_ref(&device)).to_string();
+        assert_eq!(add_device(body.as_bytes(), &notes).unwrap(), [device.clone()]);
+        let both = [device.clone(), crate::config::DeviceConfig { function: 1, ..device }];
+        assert_eq!(add_device(device_body(&both).to_string().as_bytes(), &notes).unwrap(), both);
     }
     for text in ["path=\"a,b.img\",readonly=on,id=root", "a.img"] {
         let disk = text.parse().unwrap();

@@ -114,7 +114,7 @@ impl Service {
                 let (id, socket) = dialect::add_user_device(body, notes)?;
                 Command::AddUserDevice { id, socket, reply }
             }
-            _ => Command::AddDevice { config: Box::new(dialect::add_device(body, notes)?), reply },
+            _ => Command::AddDevice { functions: dialect::add_device(body, notes)?, reply },
         };
         Ok((command, answer))
     }

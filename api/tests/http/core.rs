@@ -154,8 +154,9 @@ impl Core {
                 });
                 reply.send(Ok(()));
             }
-            (Command::AddDevice { config, reply }, Some(phase)) => {
-                self.seen.lock().unwrap().devices.push(api::config::DeviceConfig::clone(&config));
+            (Command::AddDevice { functions, reply }, Some(phase)) => {
+                let config = functions.first().unwrap();
+                self.seen.lock().unwrap().devices.push(config.clone());
                 reply.send(match &config.kind {
                     DeviceKind::Vfio(vfio) if vfio.path == Path::new("/sys/bus/pci/devices/ffff:00:00.0") => {
                         Err(ApiError::new(ErrorKind::NotFound, "host function ffff:00:00.0 does not exist")

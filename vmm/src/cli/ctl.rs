@@ -66,11 +66,12 @@ pub enum CtlCommand {
     ///
     /// DEVICE is written as for `banyan run --device`: an address such as 0000:03:00.0 or the word stub, and keys such as id,
     /// on=PORT and clique. Without on it goes to the first free hot-plug port with room for its BARs; `list` shows the ports. A
-    /// machine has such ports if it was started with `--pcie root-ports=N` or `switch-ports=N`. A reset takes added devices away.
+    /// machine has such ports if it was started with `--pcie root-ports=N` or `switch-ports=N`. Several DEVICEs are the functions
+    /// of one device, with numbers as `function` says, 0 among them: the guest finds all of them at once.
     AddDevice {
-        /// The device, as for `banyan run --device`
-        #[arg(value_name = "DEVICE", value_parser = boxed::<DeviceConfig>)]
-        device: Box<DeviceConfig>,
+        /// The device, as for `banyan run --device`, or its functions
+        #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, num_args = 1..=8, required = true)]
+        functions: Vec<DeviceConfig>,
     },
     /// Add a disk (refused: disks are there from the start)
     AddDisk {

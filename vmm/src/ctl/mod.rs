@@ -56,7 +56,7 @@ fn call(command: &CtlCommand) -> Result<(Verb, &'static str, Option<Value>), Ctl
         CtlCommand::Stop => (Verb::Put, "vm.shutdown", None),
         CtlCommand::Delete => (Verb::Put, "vm.delete", None),
         CtlCommand::Shutdown => (Verb::Put, "vmm.shutdown", None),
-        CtlCommand::AddDevice { device } => (Verb::Put, "vm.add-device", Some(dialect::device_body(device))),
+        CtlCommand::AddDevice { functions } => (Verb::Put, "vm.add-device", Some(dialect::device_body(functions))),
         CtlCommand::AddDisk { disk } => (Verb::Put, "vm.add-disk", Some(dialect::disk_body(disk))),
         CtlCommand::RemoveDevice { id } => (Verb::Put, "vm.remove-device", Some(json!({ "id": id }))),
         CtlCommand::InjectError { at, error } => {

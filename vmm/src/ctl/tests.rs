@@ -113,8 +113,8 @@ fn json_is_the_reply_itself() {
 #[test]
 fn a_device_is_added_as_it_was_written_and_removed_by_its_name() {
     let added = ctl(&["add-device", "stub,id=gpu0,on=rp1,bar0=16M:mem32,msix=8"], &machine(), |command| {
-        let Command::AddDevice { config, reply } = command else { panic!("{command:?}") };
-        assert_eq!(*config, "stub,id=gpu0,on=rp1,bar0=16M:mem32,msix=8".parse().unwrap());
+        let Command::AddDevice { functions, reply } = command else { panic!("{command:?}") };
+        assert_eq!(functions, ["stub,id=gpu0,on=rp1,bar0=16M:mem32,msix=8".parse().unwrap()]);
         reply.send(Ok(Some(gpu())));
     });
     assert_eq!(added.unwrap(), "gpu0 is at 0000:04:00.0 (path 04/00/01/00)\n");
