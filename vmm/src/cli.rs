@@ -17,6 +17,7 @@ use clap_complete::Shell;
 use thiserror::Error;
 use virtio::VirtioArguments;
 
+mod cdi;
 mod check;
 mod config;
 mod ctl;
@@ -24,6 +25,7 @@ mod deferred;
 mod topology;
 mod virtio;
 
+pub use cdi::{CdiCommand, CdiOptions, CliquesFlag, FileFormat, GenerateOptions, KindFlag, Naming, What};
 pub use check::{CheckOptions, NvlinkMode};
 pub use config::{ConfigCommand, ConfigOptions};
 pub use ctl::{CtlCommand, CtlOptions};
@@ -53,6 +55,8 @@ pub enum Action {
     Config(ConfigOptions),
     /// `banyan topology`.
     Topology(Box<TopologyOptions>),
+    /// `banyan cdi`.
+    Cdi(Box<CdiOptions>),
     /// `banyan check`.
     Check(Box<CheckOptions>),
     /// `banyan demo`.
@@ -103,6 +107,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, Cl
         (Some(Command::Config(config)), _) => Ok(Action::Config(*config.0)),
         (Some(Command::Topology(topology)), _) => Ok(Action::Topology(topology.0)),
         (Some(Command::Check(check)), _) => Ok(Action::Check(check.0)),
+        (Some(Command::Cdi(cdi)), _) => Ok(Action::Cdi(cdi.0)),
         (Some(Command::Completions { shell }), _) => Ok(Action::Completions(shell)),
         (None, Some(socket)) => {
             let level = match cli.serve.verbose {
@@ -172,6 +177,8 @@ enum Command {
     /// Say whether devices can be passed through, and which way they reach each other
     #[command(after_long_help = check::NOTES)]
     Check(Deferred<CheckOptions>),
+    /// Write files of the Container Device Interface for the host's devices
+    Cdi(Deferred<CdiOptions>),
     /// Show a replicated topology on any machine with /dev/kvm, and check it
     ///
     /// Boots a small built-in guest on an emulated host of two GPU and network cards behind nested switches. The guest finds

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
-use vmm::{check, ctl, demo, policy, run, serve, topology};
+use vmm::{cdi, check, ctl, demo, policy, run, serve, topology};
 
 fn main() -> ExitCode {
     let done = match cli::parse(std::env::args_os()) {
@@ -43,6 +43,10 @@ fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
         }
         Action::Topology(options) => {
             topology::run(&options, &mut io::stdout().lock())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Action::Cdi(options) => {
+            cdi::write::run(&options, &mut io::stdout().lock(), &mut io::stderr().lock())?;
             Ok(ExitCode::SUCCESS)
         }
         Action::Check(options) => match check::run(&options, &mut io::stdout().lock()) {

@@ -1,11 +1,14 @@
 //! Decides what the devices of a configuration are by the files of the Container Device Interface: names become functions of
 //! the host, and what files say of a function's clique and place is added.
 //!
-//! Text to entries is [`parse`], files and host are read by [`load`], everything is decided in [`resolve`].
+//! Text to entries is [`parse`], files and host are read by [`load`], everything is decided in [`resolve`]. The other way round,
+//! [`generate`] decides what files say of a host, and [`write`] writes them.
 
+pub mod generate;
 pub mod load;
 pub mod parse;
 pub mod resolve;
+pub mod write;
 pub mod yaml;
 
 use std::path::{Path, PathBuf};
