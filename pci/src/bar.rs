@@ -23,6 +23,9 @@ pub enum BarKind {
     Io,
 }
 
+/// Where I/O ports lie among addresses that can be either: port 0 is here, where no guest-physical address reaches.
+pub const PORTS: u64 = 1 << 63;
+
 /// What a BAR asks for (PCIe 6.0 7.5.1.2.1). Guests see exactly these flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BarSpec {
@@ -286,7 +289,8 @@ impl Bars {
         self.read_rom() != before
     }
 
-    /// Memory BARs, if memory space is enabled, and the ROM, if its own bit is set too.
+    /// Memory BARs, if memory space is enabled, and the ROM, if its own bit is set too; I/O BARs, if I/O space is enabled, with
+    /// addresses from [`PORTS`] on.
     pub fn decoding(&self) -> impl Iterator<Item = Decoding> + '_ {
         let rom = self.rom.filter(|rom| self.memory_enabled && rom.enabled).map(|rom| {
             // All ones are a value for sizing.
@@ -297,6 +301,10 @@ impl Bars {
             Slot::Low { spec, address, sizing } if self.memory_enabled && spec.is_memory() => {
                 let is_address = *sizing == Halves::NONE && *address != 0 && address.checked_add(spec.size).is_some();
                 Some(Decoding { bar, at: is_address.then_some(*address), size: spec.size })
+            }
+            Slot::Low { spec, address, .. } if self.io_enabled && !spec.is_memory() => {
+                let is_address = *address != 0 && address.saturating_add(spec.size) <= 1 << 16;
+                Some(Decoding { bar, at: is_address.then_some(PORTS | address), size: spec.size })
             }
             _ => None,
         });
@@ -446,6 +454,22 @@ mod tests {
         bars.write(2, Lanes::ALL, 0xFFFF_FFFF);
         bars.memory_enabled = true;
         assert_eq!(bars.decoding().map(|decoding| decoding.at).collect::<Vec<_>>(), [None, None]);
+    }
+
+    #[test]
+    fn io_bars_decode_ports_with_io_space() {
+        let io = Some(BarSpec { kind: BarKind::Io, prefetchable: false, size: 32 });
+        let mut bars = Bars::new(&[io, None, None, None, None, None]).unwrap();
+        let at = |bars: &Bars| bars.decoding().map(|decoding| (decoding.at, decoding.size)).collect::<Vec<_>>();
+        bars.memory_enabled = true;
+        assert_eq!(at(&bars), []);
+        bars.io_enabled = true;
+        for (address, expected) in
+            [(0u32, None), (0xC000, Some(PORTS | 0xC000)), (0xFFE0, Some(PORTS | 0xFFE0)), (0xFFFF_FFFF, None), (0x1_0000, None)]
+        {
+            bars.write(0, Lanes::ALL, address);
+            assert_eq!(at(&bars), [(expected, 32)], "{address:#x}");
+        }
     }
 
     #[test]

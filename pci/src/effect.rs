@@ -13,7 +13,7 @@ pub enum Effect {
         function: FunctionId,
         /// Which.
         bar: BarIndex,
-        /// First guest-physical address.
+        /// First guest-physical address, or from [`crate::bar::PORTS`] on first I/O port.
         at: u64,
     },
     /// The BAR is not reachable; it often returns to the same place.

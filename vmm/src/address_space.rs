@@ -1,4 +1,5 @@
-//! Who answers at a guest-physical address: RAM, a BAR's memory, or a function that is asked.
+//! Who answers at a guest-physical address: RAM, a BAR's memory, or a function that is asked. I/O ports of BARs are here too, from
+//! [`PORTS`] on.
 //!
 //! vCPUs come here with accesses that left the guest; emulated devices come here with their DMA. The lock is held while a
 //! window is looked up; a function is called after it is released.
@@ -7,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use pci::bar::BarIndex;
+use pci::bar::{BarIndex, PORTS};
 use pci::function::{Pages, PciFunction, Shared};
 use pci::seams::{DmaError, DmaPort};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, VolatileSlice};
@@ -164,7 +165,8 @@ impl BusMaster {
     fn parts(at: u64, len: usize) -> Result<impl Iterator<Item = (u64, std::ops::Range<usize>)>, DmaError> {
         const PAGE: usize = 4096;
         let bytes = u64::try_from(len).unwrap_or(u64::MAX);
-        at.checked_add(bytes).ok_or(DmaError::Unreachable { at, len: bytes })?;
+        // Memory requests reach no ports.
+        at.checked_add(bytes).filter(|end| *end <= PORTS).ok_or(DmaError::Unreachable { at, len: bytes })?;
         let mut done = 0;
         Ok(std::iter::from_fn(move || {
             let here = at + u64::try_from(done).ok()?;
@@ -246,6 +248,7 @@ mod tests {
         dma.read(0xFF0, &mut back).unwrap();
         assert!(back == sent);
         assert!(matches!(dma.write((1 << 20) - 8, &[0; 16]), Err(DmaError::Unreachable { .. })));
+        assert!(matches!(dma.read(PORTS | 0xC000, &mut [0; 4]), Err(DmaError::Unreachable { .. })));
         assert!(matches!(dma.read(u64::MAX - 4, &mut [0; 16]), Err(DmaError::Unreachable { .. })));
     }
 

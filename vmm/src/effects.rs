@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use devices::complaints::{Complaints, chain};
 use devices::vfio::Domain;
 use log::Level;
-use pci::bar::{BarIndex, ROM, Size};
+use pci::bar::{BarIndex, PORTS, ROM, Size};
 use pci::effect::Effect;
 use pci::function::{BarPiece, FunctionId, Shared};
 use pci::mirror::Mirror;
@@ -213,8 +213,11 @@ impl Mapper {
             Some((name, bar)) => format!("where BAR {bar} of {name} is"),
             None => "where its root complex has no BARs".to_owned(),
         };
-        let result = kept.map_or_else(|| "it is unreachable".to_owned(), |kept| format!("it stays at {kept:#x}"));
-        let text = format_args!("{} BAR {bar}: the guest moved it to {at:#x}, {why}; {result}", endpoint.name);
+        // Ports are told by their numbers.
+        let place = |at: u64| format!("{}{:#x}", if at < PORTS { "" } else { "port " }, at & !PORTS);
+        let at = place(at);
+        let result = kept.map_or_else(|| "it is unreachable".to_owned(), |kept| format!("it stays at {}", place(kept)));
+        let text = format_args!("{} BAR {bar}: the guest moved it to {at}, {why}; {result}", endpoint.name);
         self.complaints.entry(id).or_default().add(Level::Warn, text);
     }
 

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use api::config::VmConfig;
 use arch::ports;
 use devices::legacy::{DebugConsole, DebugExit, KeyboardController, PowerEvent, PowerSink, ResetControl, Serial, SleepControl};
+use pci::bar::PORTS;
+use pci::topology::FIRST_PORT;
 use thiserror::Error;
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioRange};
 use vm_device::device_manager::{IoManager, PioManager};
 
+use crate::address_space::AddressSpace;
 use crate::driver::{End, Ending};
 use crate::kvm::{EdgeLine, Vm};
 use crate::machine::Surroundings;
@@ -60,7 +63,14 @@ pub fn wire(
 }
 
 /// Reads a port for a vCPU: 1, 2 or 4 bytes, or as many as a string instruction takes at once. All ones where nobody answers.
-pub fn read(ports: &IoManager, port: u16, data: &mut [u8]) {
+/// Ports of BARs are in `space`.
+pub fn read(ports: &IoManager, space: &AddressSpace, port: u16, data: &mut [u8]) {
+    if let Some(at) = of_bar(port) {
+        // What a string instruction takes comes from one register, byte by byte.
+        let width = if matches!(data.len(), 2 | 4) { data.len() } else { 1 };
+        data.chunks_mut(width).for_each(|element| space.read(at, element));
+        return;
+    }
     if ports.pio_read(PioAddress(port), data).is_ok() {
         return;
     }
@@ -73,7 +83,12 @@ pub fn read(ports: &IoManager, port: u16, data: &mut [u8]) {
 }
 
 /// Writes a port for a vCPU, as [`read`]. Dropped where nobody answers.
-pub fn write(ports: &IoManager, port: u16, data: &[u8]) {
+pub fn write(ports: &IoManager, space: &AddressSpace, port: u16, data: &[u8]) {
+    if let Some(at) = of_bar(port) {
+        let width = if matches!(data.len(), 2 | 4) { data.len() } else { 1 };
+        data.chunks(width).for_each(|element| space.write(at, element));
+        return;
+    }
     if ports.pio_write(PioAddress(port), data).is_err() && !is_wide(port) {
         for byte in data {
             let _ = ports.pio_write(PioAddress(port), std::slice::from_ref(byte));
@@ -84,6 +99,11 @@ pub fn write(ports: &IoManager, port: u16, data: &[u8]) {
 /// Whether a device has registers of several bytes there, so that what goes past its last port is no string instruction.
 fn is_wide(port: u16) -> bool {
     (ports::CONFIG_ADDRESS..ports::CONFIG_DATA + 4).contains(&port)
+}
+
+/// Where a port lies in the address space, if BARs can have it.
+fn of_bar(port: u16) -> Option<u64> {
+    (port >= FIRST_PORT).then_some(PORTS | u64::from(port))
 }
 
 struct Bus(IoManager);
@@ -126,7 +146,13 @@ pub struct PortsError {
 mod tests {
     use std::sync::Mutex;
 
+    use devices::stub::{StubFunction, StubSpec};
+    use pci::bar::{BarKind, BarSpec};
+    use pci::function::Shared;
+    use pci::testing::{FakeDma, FakeMsi};
+
     use super::*;
+    use crate::address_space::Answer;
 
     const ONE_BYTE: u16 = 0x92;
 
@@ -140,11 +166,51 @@ mod tests {
         (bus, events)
     }
 
+    fn stub(bars: [Option<BarSpec>; 6]) -> StubSpec {
+        StubSpec {
+            ids: pci::ids::Ids::default(),
+            bars,
+            rom: None,
+            sriov: None,
+            ari: false,
+            on: pci::emulated::Attachment::RootBus,
+            interrupt: devices::stub::StubInterrupt::None,
+            clique: None,
+            clique_any_vendor: false,
+            flr: true,
+            dma: false,
+        }
+    }
+
+    fn nothing() -> Arc<AddressSpace> {
+        AddressSpace::new(vm_memory::GuestMemoryMmap::default())
+    }
+
+    #[test]
+    fn ports_of_bars_are_answered_by_their_function() {
+        let io = BarSpec { kind: BarKind::Io, prefetchable: false, size: 32 };
+        let spec = stub([Some(io), None, None, None, None, None]);
+        let dma = Arc::new(FakeDma::new(0, 0));
+        let function: Shared =
+            Arc::new(Mutex::new(StubFunction::new("a", &spec, Arc::new(FakeMsi::default()), None, dma).unwrap()));
+        let (bus, space) = (bus().0, nothing());
+        space.open(PORTS | 0xC020, 32, Answer::Function { function, bar: 0, offset: 0 });
+        write(&bus.0, &space, 0xC024, &[1, 2, 3, 4]);
+        let seen = |port, len| {
+            let mut data = vec![0; len];
+            read(&bus.0, &space, port, &mut data);
+            data
+        };
+        assert_eq!((seen(0xC024, 4), seen(0xC026, 2), seen(0xC025, 1)), (vec![1, 2, 3, 4], vec![3, 4], vec![2]));
+        assert_eq!(seen(0xC025, 3), [2, 2, 2], "a string instruction");
+        assert_eq!((seen(0xC040, 1), seen(0xC03E, 4), seen(0xC01F, 2)), (vec![0xFF], vec![0xFF; 4], vec![0xFF; 2]));
+    }
+
     #[test]
     fn the_debug_exit_port_takes_accesses_of_every_size() {
         for data in [[3].as_slice(), &[3, 0], &[3, 0, 0, 0]] {
             let (bus, events) = bus();
-            write(&bus.0, ports::DEBUG_EXIT, data);
+            write(&bus.0, &nothing(), ports::DEBUG_EXIT, data);
             assert_eq!(*events.lock().unwrap(), [PowerEvent::Exit(3)], "{data:?}");
         }
     }
@@ -152,17 +218,17 @@ mod tests {
     #[test]
     fn a_string_instruction_reads_and_writes_one_register() {
         let (bus, events) = bus();
-        write(&bus.0, ONE_BYTE, &[0x02, 0x0A]);
+        write(&bus.0, &nothing(), ONE_BYTE, &[0x02, 0x0A]);
         assert!(events.lock().unwrap().is_empty());
         let mut data = [0; 1024];
-        read(&bus.0, ONE_BYTE, &mut data);
+        read(&bus.0, &nothing(), ONE_BYTE, &mut data);
         assert_eq!(data, [0x0A; 1024]);
     }
 
     #[test]
     fn ports_that_nobody_has_read_all_ones() {
         let mut data = [0; 4];
-        read(&bus().0.0, 0x70, &mut data);
+        read(&bus().0.0, &nothing(), 0x70, &mut data);
         assert_eq!(data, [0xFF; 4]);
     }
 }

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::address::Devfn;
+use crate::bar::PORTS;
 use crate::caps::clique::decode;
 use crate::caps::{id, walk};
 use crate::ext_caps::walk_extended;
@@ -229,7 +230,7 @@ fn programming_is_what_the_guest_reads() {
     assert_eq!((bench.read(0x04) & 7, bench.read(0x0C) >> 16, bench.read(0x3C)), (3, 0x80, 0x111));
     let bars = bench.endpoint.bars();
     let decoded: Vec<(u8, u64)> = bars.decoding().filter_map(|d| Some((d.bar, d.at?))).collect();
-    assert_eq!((decoded, bars.io_enabled), (vec![(0, 0xE000_0000), (1, 0x20_0000_0000)], true));
+    assert_eq!((decoded, bars.io_enabled), (vec![(0, 0xE000_0000), (1, 0x20_0000_0000), (5, PORTS | 0xC000)], true));
     bench.endpoint.reset(ResetKind::Function);
     assert_eq!((bench.read(0x0C) >> 16, bench.read(0x3C), bench.read(0x04) & 7), (0x80, 0x111, 0));
 }

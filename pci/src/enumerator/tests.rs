@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::*;
+use crate::bar::PORTS;
 use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::function::{FunctionId, Shared};
 use crate::hierarchy::Hierarchy;
@@ -148,8 +149,10 @@ fn assert_finds_the_plan(plan: &Plan, bench: &mut Bench) {
     for (found, wanted) in found.iter().zip(&wanted) {
         assert_eq!(found, wanted);
     }
-    let memory = placed_bars(plan).into_iter().filter(|(_, _, spec, _)| spec.is_memory());
-    let mut wanted: Reachable = memory.map(|(id, bar, spec, at)| (id, BarIndex::try_from(bar).unwrap(), at, spec.size)).collect();
+    let place = |spec: &BarSpec, at: u64| if spec.is_memory() { at } else { PORTS | at };
+    let placed = placed_bars(plan).into_iter();
+    let mut wanted: Reachable =
+        placed.map(|(id, bar, spec, at)| (id, BarIndex::try_from(bar).unwrap(), place(&spec, at), spec.size)).collect();
     wanted.sort_by_key(|(_, _, at, _)| *at);
     assert_eq!(bench.reachable(), wanted);
 }
@@ -173,6 +176,9 @@ fn assert_assigns_everything(plan: &Plan, bench: &mut Bench) {
     for (found, planned) in found.into_iter().zip(in_order) {
         let specs = |found: &Found| -> Vec<(BarIndex, BarSpec)> { found.bars.iter().map(|bar| (bar.bar, bar.spec)).collect() };
         assert_eq!(specs(&found), specs(&expected(planned)));
+        for bar in found.bars.iter().filter(|bar| !bar.spec.is_memory() && matches!(planned.on, Parent::RootComplex(_))) {
+            wanted.push((planned.id, bar.bar, PORTS | bar.at, bar.spec.size));
+        }
         for bar in found.bars.iter().filter(|bar| bar.spec.is_memory()) {
             assert!(bar.at != 0 && bar.at % bar.spec.size == 0, "{}: {bar:x?}", planned.name);
             let windows = plan.root_complexes.iter().filter(|root| root.segment == found.at.segment);

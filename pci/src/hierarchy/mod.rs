@@ -18,6 +18,7 @@ use thiserror::Error;
 
 use crate::access;
 use crate::address::{Bdf, BusRange, Devfn, Sbdf};
+use crate::bar::PORTS;
 use crate::effect::Effect;
 use crate::function::{Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
 use crate::intx;
@@ -25,7 +26,7 @@ use crate::mirror::Mirror;
 use crate::port::{Port, PortError};
 use crate::regs::{header, type0};
 use crate::seams::MsiPort;
-use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, PortKind, Window};
+use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, PlannedRootComplex, PortKind, Window};
 
 pub use fit::{Missing, Shortfall};
 pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
@@ -54,6 +55,7 @@ struct Root {
     name: Name,
     segment: u16,
     buses: BusRange,
+    /// Where its BARs can be; ports from [`PORTS`] on.
     windows: Vec<Window>,
     children: Vec<FunctionId>,
 }
@@ -85,7 +87,7 @@ impl Hierarchy {
             name: root.name.clone(),
             segment: root.segment,
             buses: root.buses,
-            windows: root.mem32.iter().chain(&root.mem64).copied().collect(),
+            windows: root.mem32.iter().chain(&root.mem64).copied().chain(ports(root)).collect(),
             children: Vec::new(),
         });
         let mut hierarchy = Self { nodes: BTreeMap::new(), roots: roots.collect(), reach: Reach::default(), next: 0 };
@@ -426,6 +428,11 @@ impl Node {
 /// A poisoned lock means a panic in a test build; the registers behind it are still a valid state.
 fn lock(shared: &Shared) -> MutexGuard<'_, dyn PciFunction + 'static> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// I/O ports of a root complex, as addresses.
+fn ports(root: &PlannedRootComplex) -> Option<Window> {
+    root.io.map(|(first, last)| Window { base: PORTS | u64::from(first), limit: PORTS | u64::from(last) })
 }
 
 fn programming(planned: &PlannedFunction) -> Programming {

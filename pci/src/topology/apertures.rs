@@ -17,6 +17,9 @@ pub struct Apertures {
     pub address_bits: u8,
 }
 
+/// Lowest I/O port of a BAR; the machine's own are below.
+pub const FIRST_PORT: u16 = 0xC000;
+
 /// Kinds of address space that BARs come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pool {
@@ -39,7 +42,7 @@ impl Apertures {
         let (given, most) = match pool {
             Pool::Memory32 => (self.mem32.clone(), (self.end() - 1).min(0xFFFF_FFFF)),
             Pool::Memory64 => (self.mem64.clone(), self.end() - 1),
-            Pool::Io => (vec![Window { base: 0xC000, limit: 0xFFFF }], 0xFFFF),
+            Pool::Io => (vec![Window { base: FIRST_PORT.into(), limit: 0xFFFF }], 0xFFFF),
         };
         let mut sorted = given;
         sorted.sort_by_key(|window| (window.base, window.limit));

@@ -17,7 +17,7 @@ mod spec;
 mod tree;
 mod windows;
 
-pub use apertures::{Apertures, Asks, Pool, Shortage};
+pub use apertures::{Apertures, Asks, FIRST_PORT, Pool, Shortage};
 pub use check::TopologyError;
 pub use plan::{
     Note, Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Reserved, Window, Windows,

@@ -224,11 +224,11 @@ impl Runner {
         match exit {
             VcpuExit::IoIn(port, data) => {
                 counters.count(if self.pci.is_config_port(port) { Count::ConfigRead } else { Count::PortRead });
-                ports::read(&self.ports, port, data);
+                ports::read(&self.ports, &self.space, port, data);
             }
             VcpuExit::IoOut(port, data) => {
                 counters.count(if self.pci.is_config_port(port) { Count::ConfigWrite } else { Count::PortWrite });
-                ports::write(&self.ports, port, data);
+                ports::write(&self.ports, &self.space, port, data);
             }
             VcpuExit::MmioRead(at, data) => match self.pci.ecam(at, data.len()) {
                 Some((segment, offset)) => {
