@@ -227,6 +227,50 @@ pub struct Listing {
     pub devices: Vec<DeviceInfo>,
     /// Ports, in the order of their addresses.
     pub ports: Vec<PortInfo>,
+    /// Root complexes.
+    pub root_complexes: Vec<RootComplexInfo>,
+    /// All functions as the guest sees them, parents before children.
+    pub functions: Vec<FunctionInfo>,
+}
+
+/// A root complex of the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RootComplexInfo {
+    /// Its name.
+    pub name: String,
+    /// Segment.
+    pub segment: u16,
+    /// Its root bus.
+    pub bus: u8,
+    /// The guest's memory node that it is near to.
+    pub memory_node: Option<u32>,
+}
+
+/// What the registers of a function show.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionInfo {
+    /// Its name.
+    pub name: String,
+    /// Name of the port or root complex that it hangs on.
+    pub on: String,
+    /// Its address in the guest.
+    pub bdf: PciAddress,
+    /// `root-port`, `upstream-port`, `downstream-port`, `pcie-pci-bridge` or `endpoint`.
+    pub kind: String,
+    /// Vendor and device, `10de:2330`.
+    pub ids: String,
+    /// Subsystem vendor and subsystem; zeros when it has none.
+    pub subsystem: String,
+    /// Class, subclass and interface, `030200`.
+    pub class: String,
+    /// The most that its link can do, `32GT/s x16`.
+    pub max_link: Option<String>,
+    /// What its link does.
+    pub link: Option<String>,
+    /// Peer-to-peer clique.
+    pub clique: Option<u8>,
+    /// The host's function that it is.
+    pub host: Option<String>,
 }
 
 /// What became of an error that was let happen.

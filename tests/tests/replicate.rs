@@ -283,7 +283,7 @@ fn the_shapes_of_kata_s_reference_architecture_are_printed_by_guests() {
         tree(&Guest::new("probe").with(&["--host", text(&host), "--pcie", pcie]).devices(&devices(names)).run())
     };
     // Flat root ports with spare ones: two NICs, two GPUs, four empty.
-    let flat = print("topology=root-ports,root-ports=4,hot-plug=no-port", ["nic0", "nic1", "gpu0", "gpu1"]);
+    let flat = print("topology=root-ports,cliques=off,root-ports=4,hot-plug=no-port", ["nic0", "nic1", "gpu0", "gpu1"]);
     assert_eq!(
         flat,
         "\
@@ -297,7 +297,7 @@ fn the_shapes_of_kata_s_reference_architecture_are_printed_by_guests() {
            \\-04.3-[08]--"
     );
     // Two switches, a GPU and a NIC below each.
-    let switches = print("topology=switch,switches=2,hot-plug=no-port", ["gpu0", "nic0", "nic1", "gpu1"]);
+    let switches = print("topology=switch,cliques=off,switches=2,hot-plug=no-port", ["gpu0", "nic0", "nic1", "gpu1"]);
     assert_eq!(
         switches,
         "\
@@ -307,7 +307,7 @@ fn the_shapes_of_kata_s_reference_architecture_are_printed_by_guests() {
                                            \\-01.0-[08]----00.0  10de:20b8 16GT/s x16"
     );
     // As on the host: the GPU behind a switch of its own, each card on its root complex.
-    let replica = print("topology=host", ["gpu0", "nic0", "gpu1", "nic1"]);
+    let replica = print("topology=host,cliques=off", ["gpu0", "nic0", "gpu1", "nic1"]);
     assert_eq!(
         replica,
         "\
@@ -340,4 +340,65 @@ fn an_order_of_gpus_that_the_host_s_tree_cannot_have_is_refused() {
     run("topology=host").expect_code(1).expect_error(&["GPU b was given before GPU c", "a, c, b", "gpu-order=topology"]);
     run("topology=host,gpu-order=topology").expect_code(0).expect_output(&["another order than given: a, c, b"]);
     run("topology=root-ports").expect_code(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn the_tree_of_a_guest_that_runs_is_the_planned_one() {
+    let host = folder().join("a100x-dpu.json");
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("api");
+    let devices = ["0000:41:00.0,id=gpu0", "0000:3d:00.0,id=nic0", "0000:de:00.0,id=gpu1"];
+    let arguments = ["--host", text(&host), "--pcie", "topology=host"];
+    let guest = Guest::new("echo").options("by=interrupt").with(&arguments).devices(&devices);
+    let mut session = guest.with(&["--api-socket", text(&socket)]).start();
+    session.expect("ready");
+    let show = |format: &str| {
+        banyan(&["topology", "show", "--api-socket", text(&socket), "--format", format]).expect_code(0).stdout.clone()
+    };
+    let plan = |format: &str| {
+        let mut plan = vec!["topology", "plan", "--format", format];
+        plan.extend(arguments);
+        plan.extend(devices.iter().flat_map(|device| ["--device", device]));
+        banyan(&plan).expect_code(0).stdout.clone()
+    };
+    for format in ["dot", "svg", "nccl"] {
+        assert_eq!(show(format), plan(format), "{format}");
+    }
+    assert!(show("tree").contains("gpu1  GPU 10de:20b8, 16GT/s x16, clique 1\n"), "{}", show("tree"));
+    session.send("enough\n");
+    session.finish().expect_code(tests::guest::PASSED);
+}
+
+#[test]
+fn a_plan_is_compared_with_its_host_register_by_register() {
+    for (host, devices) in [("a100x-dpu", ["0000:41:00.0", "0000:da:00.0"]), ("dgx2", ["0000:34:00.0", "0000:57:00.0"])] {
+        let host = folder().join(host).with_extension("json");
+        let outcome = banyan(&["topology", "diff", "--host", text(&host), devices[0], devices[1]]);
+        outcome.expect_code(0).expect_output(&[" 0 different (!)\n", "pairs: 1 as close as on the host, 0 not\n"]);
+        let json = banyan(&["topology", "diff", "--format", "json", "--host", text(&host), devices[0], devices[1]]);
+        let json: Value = serde_json::from_str(&json.expect_code(0).stdout).unwrap();
+        let functions = json["functions"].as_array().unwrap();
+        let link = |function: &Value| {
+            let rows = function["registers"].as_array().unwrap().iter();
+            rows.filter(|row| row["register"] == "LNKSTA").all(|row| row["verdict"] == "same")
+        };
+        assert!(functions.len() >= 6 && functions.iter().all(link), "{json:#}");
+    }
+}
+
+#[test]
+fn a_topology_file_for_nccl_tells_the_levels_of_the_host() {
+    // What NCCL would read is read again as a host, of which Banyan then says how close the devices are.
+    for name in ["hygon-dcu", "ibm-gx3d-8h100", "azure-ndv4"] {
+        let host = folder().join(name).with_extension("json");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let again = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
+        let nccl = banyan(&["topology", "show", "--format", "nccl", "--host", text(&host)]);
+        std::fs::write(file.path(), &nccl.expect_code(0).stdout).unwrap();
+        let import = std::process::Command::new(folder().join("import")).arg(file.path()).output().unwrap();
+        assert!(import.status.success(), "{}", String::from_utf8_lossy(&import.stderr));
+        std::fs::write(again.path(), &import.stdout).unwrap();
+        assert_eq!(host_matrix(again.path()), host_matrix(&host), "{name}");
+    }
 }

@@ -30,7 +30,7 @@ pub use check::{CheckOptions, NvlinkMode};
 pub use config::{ConfigCommand, ConfigOptions};
 pub use ctl::{CtlCommand, CtlOptions};
 use deferred::Deferred;
-pub use topology::{Format, GuestArguments, TopologyCommand, TopologyOptions};
+pub use topology::{DiffFormat, Format, GuestArguments, TopologyCommand, TopologyOptions};
 
 /// What the user wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -352,6 +352,10 @@ struct RunArguments {
     ///                        with topology=host: GPUs in the order given, or
     ///                        refused; or in any order that the host's tree
     ///                        allows [default: request]
+    ///   cliques=auto|root-complex|off
+    ///                        GPUs of the host without `clique=` show one:
+    ///                        those below one switch share it, or those
+    ///                        below one root complex [default: auto]
     ///   topology=switch      each behind a downstream port of a switch
     ///   topology=flat        all devices on the root bus
     ///   cold-plug=PORT       what devices without `on=` and without a place

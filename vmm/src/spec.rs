@@ -1,6 +1,7 @@
 //! Turns a configuration into a checked topology and, by name, what each endpoint of it is. Pure: the host has been looked
 //! at before.
 
+mod peers;
 mod virtio;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,7 @@ use pci::topology::{
 };
 use thiserror::Error;
 
+use crate::cliques;
 use crate::cold_plug::{self, ColdPlugError, Loose};
 use crate::host::tree::{HostNode, HostTree};
 use crate::numa::{self, GuestNuma, NumaError};
@@ -116,9 +118,11 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
             return Err(SpecError::SameName { name: name.clone() });
         }
     }
+    let mut automatic = peers::automatic(config, &named, host)?;
+    spec.notes.append(&mut automatic.notes);
     let mut functions = Vec::new();
     for (name, device) in &named {
-        functions.push((Name(name.clone()), *device, spec.endpoint(name, device, host)?));
+        functions.push((Name(name.clone()), *device, spec.endpoint(name, device, automatic.of(name), host)?));
     }
     let mut free = Vec::new();
     if let Some(file) = file {
@@ -140,7 +144,8 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     spec.add_virtio(virtio::devices(config));
     spec.attach_stubs();
     spec.place_in_nodes(config, host)?;
-    spec.warn_about_cliques(host);
+    let note = peers::uncovered(&spec, host);
+    spec.notes.extend(note);
     Ok(spec)
 }
 
@@ -149,7 +154,7 @@ pub fn single(config: &VmConfig, host: &Host) -> Result<(Endpoint, EndpointSpec)
     let mut alone = Spec::default();
     let mut made = None;
     for (name, device) in names(config) {
-        let planned = alone.endpoint(&name, device, host)?;
+        let planned = alone.endpoint(&name, device, None, host)?;
         made = alone.endpoints.remove(&Name(name)).map(|endpoint| (endpoint, planned));
     }
     made.ok_or_else(|| SpecError::Unknown { path: String::new() })
@@ -169,9 +174,15 @@ impl Spec {
     }
 
     /// Records what a device is and returns what the planner must know.
-    fn endpoint(&mut self, name: &str, device: &DeviceConfig, host: &Host) -> Result<EndpointSpec, SpecError> {
+    fn endpoint(
+        &mut self,
+        name: &str,
+        device: &DeviceConfig,
+        automatic: Option<Clique>,
+        host: &Host,
+    ) -> Result<EndpointSpec, SpecError> {
         let in_clique = |source| SpecError::Clique { name: name.to_owned(), source };
-        let clique = device.clique.map(|id| Clique::new(id.get())).transpose().map_err(in_clique)?;
+        let clique = device.clique.map(|id| Clique::new(id.get())).transpose().map_err(in_clique)?.or(automatic);
         let (endpoint, planned) = match &device.kind {
             DeviceKind::Stub(stub) => {
                 let stub = stub_spec(stub, clique, device.clique_any_vendor)
@@ -346,28 +357,6 @@ impl Spec {
         }
         Ok(())
     }
-
-    /// NVIDIA's driver approves peer-to-peer for a set of GPUs only if every one of them has a clique.
-    fn warn_about_cliques(&mut self, host: &Host) {
-        let (mut with, mut without) = (Vec::new(), Vec::new());
-        for (name, endpoint) in &self.endpoints {
-            let (ids, clique) = match endpoint {
-                Endpoint::Stub(stub) => (Some(stub.ids), stub.clique),
-                Endpoint::Vfio { at, clique, .. } => (host.endpoints.get(at).map(|endpoint| endpoint.ids), *clique),
-                Endpoint::Virtio(_) => (None, None),
-            };
-            if ids.is_some_and(|ids| clique::check(&ids, false).is_ok()) {
-                if clique.is_some() { &mut with } else { &mut without }.push(name.to_string());
-            }
-        }
-        if !with.is_empty() && !without.is_empty() {
-            self.notes.push(format!(
-                "{} have a clique and {} have none: NVIDIA's driver then refuses peer-to-peer between all of them",
-                with.join(", "),
-                without.join(", ")
-            ));
-        }
-    }
 }
 
 /// What devices hang on where neither file nor flag says it.
@@ -534,6 +523,9 @@ pub enum SpecError {
         #[source]
         source: CliqueError,
     },
+    /// Cliques that the host's topology asks for and the capability has no room for.
+    #[error(transparent)]
+    Cliques(#[from] cliques::CliqueError),
     /// No link.
     #[error("link of {name}")]
     Link {

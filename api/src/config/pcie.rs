@@ -16,6 +16,8 @@ pub struct PcieConfig {
     pub topology: TopologyPolicy,
     /// With the host's topology: which order of GPUs is right.
     pub gpu_order: GpuOrder,
+    /// Which GPUs of the host show a clique that nobody gave them.
+    pub cliques: CliquePolicy,
     /// Whether the ports 0xCF8 and 0xCFC answer.
     pub cf8: Cf8,
     /// Whether the guest reads the configuration space of emulated functions from memory, without an exit.
@@ -44,6 +46,7 @@ impl Default for PcieConfig {
         Self {
             topology: TopologyPolicy::default(),
             gpu_order: GpuOrder::default(),
+            cliques: CliquePolicy::default(),
             cf8: Cf8::default(),
             mirror: true,
             root_ports: 0,
@@ -133,6 +136,20 @@ choice!(
 );
 
 choice!(
+    /// `cliques=`.
+    #[derive(Default)]
+    CliquePolicy {
+        /// Those below one switch of the host share one.
+        #[default]
+        Auto = "auto",
+        /// Those below one root complex of the host share one: for hosts whose root complexes forward between ports.
+        RootComplex = "root-complex",
+        /// None.
+        Off = "off",
+    }
+);
+
+choice!(
     /// `cf8=`.
     #[derive(Default)]
     Cf8 {
@@ -160,6 +177,9 @@ impl fmt::Display for PcieConfig {
         pairs.pair("topology", &self.topology)?;
         if self.gpu_order != GpuOrder::default() {
             pairs.pair("gpu-order", &self.gpu_order)?;
+        }
+        if self.cliques != CliquePolicy::default() {
+            pairs.pair("cliques", &self.cliques)?;
         }
         pairs.pair("cf8", &self.cf8)?;
         pairs.switch("mirror", self.mirror, true)?;
@@ -200,7 +220,7 @@ mod tests {
             "switch,switches=2,switch-ports=2",
             "cold-plug=bridge-port,hot-plug=bridge-port",
             "cold_plug=no-port",
-            "host,gpu-order=topology",
+            "host,gpu-order=topology,cliques=root-complex",
         ] {
             let config: PcieConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::disk::put;
-use crate::info::{Counters, DeviceInfo, Injection, Listing, PortInfo};
+use crate::info::{Counters, DeviceInfo, FunctionInfo, Injection, Listing, PortInfo, RootComplexInfo};
 
 /// The reply to vmm.ping: version, process and what it can do.
 #[must_use]
@@ -45,7 +45,34 @@ pub fn listing(listing: &Listing) -> Value {
     json!({
         "devices": listing.devices.iter().map(device).collect::<Vec<_>>(),
         "ports": listing.ports.iter().map(port).collect::<Vec<_>>(),
+        "root_complexes": listing.root_complexes.iter().map(root_complex).collect::<Vec<_>>(),
+        "functions": listing.functions.iter().map(function).collect::<Vec<_>>(),
     })
+}
+
+fn root_complex(root: &RootComplexInfo) -> Value {
+    let mut map = Map::new();
+    put(&mut map, "name", Some(root.name.as_str()));
+    put(&mut map, "segment", Some(root.segment));
+    put(&mut map, "bus", Some(root.bus));
+    put(&mut map, "memory_node", root.memory_node);
+    map.into()
+}
+
+fn function(function: &FunctionInfo) -> Value {
+    let mut map = Map::new();
+    put(&mut map, "name", Some(function.name.as_str()));
+    put(&mut map, "on", Some(function.on.as_str()));
+    put(&mut map, "bdf", Some(function.bdf.to_string()));
+    put(&mut map, "kind", Some(function.kind.as_str()));
+    put(&mut map, "ids", Some(function.ids.as_str()));
+    put(&mut map, "subsystem", Some(function.subsystem.as_str()));
+    put(&mut map, "class", Some(function.class.as_str()));
+    put(&mut map, "max_link", function.max_link.as_deref());
+    put(&mut map, "link", function.link.as_deref());
+    put(&mut map, "clique", function.clique);
+    put(&mut map, "host_bdf", function.host.as_deref());
+    map.into()
 }
 
 fn device(device: &DeviceInfo) -> Value {

@@ -198,7 +198,7 @@ impl Core {
                     memory: 2 << 20,
                     prefetchable: 1 << 30,
                 };
-                reply.send(Ok(Listing { devices, ports: vec![port] }));
+                reply.send(Ok(Listing { devices, ports: vec![port], root_complexes: Vec::new(), functions: Vec::new() }));
             }
             (Command::Counters { reply }, Some(_)) => {
                 reply.send(Ok([("vcpu0".to_owned(), [("mmio".to_owned(), 3)].into())].into()));

@@ -1,10 +1,10 @@
 //! What the tree holds at this moment, with the addresses that the guest has given.
 
 use super::hotplug::PortList;
-use super::{Hierarchy, What};
+use super::{Hierarchy, SPACE, What};
 use crate::address::{Bdf, Devfn, Sbdf};
 use crate::function::FunctionId;
-use crate::topology::{Name, Parent};
+use crate::topology::{Name, Parent, PortKind};
 
 /// An endpoint as a user sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,78 @@ pub struct EndpointInfo {
     pub on: Name,
 }
 
+/// A function as a user sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionInfo {
+    /// Which function it is.
+    pub id: FunctionId,
+    /// Its name.
+    pub name: Name,
+    /// The port or root complex that it hangs on.
+    pub on: Name,
+    /// Where the guest finds it; as planned while no bus number leads to it.
+    pub at: Sbdf,
+    /// Its kind, if it is a port.
+    pub port: Option<PortKind>,
+}
+
+/// A root complex as a user sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RootComplexInfo {
+    /// Its name.
+    pub name: Name,
+    /// PCI segment group.
+    pub segment: u16,
+    /// Number of the root bus.
+    pub bus: u8,
+    /// Guest NUMA node.
+    pub node: Option<u32>,
+}
+
 impl Hierarchy {
+    /// All root complexes.
+    pub fn root_complexes(&self) -> impl Iterator<Item = RootComplexInfo> + '_ {
+        self.roots.iter().map(|root| RootComplexInfo {
+            name: root.name.clone(),
+            segment: root.segment,
+            bus: root.buses.secondary,
+            node: root.node,
+        })
+    }
+
+    /// All functions, parents before children, siblings in the order of their numbers.
+    #[must_use]
+    pub fn functions(&self) -> Vec<FunctionInfo> {
+        let mut functions = Vec::new();
+        let mut open: Vec<(FunctionId, &Name)> = Vec::new();
+        for root in self.roots.iter().rev() {
+            open.extend(self.in_order(&root.children).into_iter().rev().map(|id| (id, &root.name)));
+        }
+        while let Some((id, on)) = open.pop() {
+            let Some((node, at)) = self.nodes.get(&id).zip(self.address(id)) else { continue };
+            let port = if let What::Port(port) = &node.what { Some(port.kind()) } else { None };
+            functions.push(FunctionInfo { id, name: node.name.clone(), on: on.clone(), at, port });
+            open.extend(self.in_order(&node.children).into_iter().rev().map(|id| (id, &node.name)));
+        }
+        functions
+    }
+
+    fn in_order(&self, children: &[FunctionId]) -> Vec<FunctionId> {
+        let mut children = children.to_vec();
+        children.sort_by_key(|id| self.nodes.get(id).map(|node| node.devfn));
+        children
+    }
+
+    /// The first `len` bytes (up to 4096) of a function's configuration space; all ones for one that is not there.
+    #[must_use]
+    pub fn config_bytes(&mut self, id: FunctionId, len: u16) -> Vec<u8> {
+        let mut bytes = vec![0; usize::from(len.min(SPACE))];
+        for (piece, offset) in bytes.chunks_mut(4).zip((0u16..).step_by(4)) {
+            self.read_function(id, offset, SPACE, piece);
+        }
+        bytes
+    }
+
     /// All endpoints.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointInfo> + '_ {
         self.nodes.iter().filter(|(_, node)| matches!(node.what, What::Endpoint(_))).filter_map(|(id, node)| {

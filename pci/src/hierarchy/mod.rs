@@ -31,7 +31,7 @@ use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, PlannedR
 pub use fit::{Missing, Shortfall};
 pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
 pub use inject::{InjectError, Injected, Silence};
-pub use listing::EndpointInfo;
+pub use listing::{EndpointInfo, FunctionInfo, RootComplexInfo};
 use reach::{Reach, Way};
 
 enum What {
@@ -54,6 +54,7 @@ struct Node {
 struct Root {
     name: Name,
     segment: u16,
+    node: Option<u32>,
     buses: BusRange,
     /// Where its BARs can be; ports from [`PORTS`] on.
     windows: Vec<Window>,
@@ -86,6 +87,7 @@ impl Hierarchy {
         let roots = plan.root_complexes.iter().map(|root| Root {
             name: root.name.clone(),
             segment: root.segment,
+            node: root.node,
             buses: root.buses,
             windows: root.mem32.iter().chain(&root.mem64).copied().chain(ports(root)).collect(),
             children: Vec::new(),

@@ -185,7 +185,10 @@ fn topology(arguments: &str) -> TopologyCommand {
 #[test]
 fn topology_commands_take_a_recorded_host_and_devices() {
     assert_eq!(topology("record"), TopologyCommand::Record);
-    assert_eq!(topology("show --host h.json"), TopologyCommand::Show { format: Format::Tree, host: Some("h.json".into()) });
+    assert_eq!(
+        topology("show --host h.json"),
+        TopologyCommand::Show { format: Format::Tree, host: Some("h.json".into()), api_socket: None }
+    );
     let TopologyCommand::Plan { format, guest, devices } =
         topology("plan --format svg 03:00.0,clique=1 04:00.0 --pcie topology=flat")
     else {

@@ -23,22 +23,39 @@ pub enum TopologyCommand {
     /// JSON with each PCI function: address, bridge above, ids, BARs, link, NUMA node, IOMMU group, driver. Serial numbers are
     /// left out. Run it as root: other users cannot read all registers, and links then come from sysfs attributes.
     Record,
-    /// Print a host's hierarchy with link speeds and NUMA nodes
+    /// Print a host's hierarchy with link speeds and NUMA nodes, or that of a guest that runs
     Show {
-        /// tree, json, dot (for Graphviz) or svg (a picture)
+        /// tree, json, dot (for Graphviz), svg (a picture) or nccl (for NCCL_TOPO_FILE)
         #[arg(long, value_name = "FORMAT", default_value = "tree", hide_possible_values = true)]
         format: Format,
-        /// A file of `banyan topology record` in place of this host
-        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        /// A file of `banyan topology record`, or a copy of /sys, in place of this host
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::AnyPath)]
         host: Option<PathBuf>,
+        /// Socket of a process that runs a guest: its hierarchy as it is at this moment
+        #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath, conflicts_with = "host")]
+        api_socket: Option<PathBuf>,
     },
     /// Print what a guest with the given devices would see, without starting it
     ///
     /// The devices need no driver and no permission: nothing is opened.
     Plan {
-        /// tree, json, dot (for Graphviz) or svg (a picture)
+        /// tree, json, dot (for Graphviz), svg (a picture) or nccl (for NCCL_TOPO_FILE)
         #[arg(long, value_name = "FORMAT", default_value = "tree", hide_possible_values = true)]
         format: Format,
+        /// The guest.
+        #[command(flatten)]
+        guest: GuestArguments,
+        /// As for `banyan run --device`: an address such as 0000:03:00.0, and keys such as id and clique
+        #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, required_unless_present = "given")]
+        devices: Vec<DeviceConfig>,
+    },
+    /// Print in what a guest with the given devices would differ from the host, register by register
+    ///
+    /// What differs without being meant to is marked with `!`.
+    Diff {
+        /// text or json
+        #[arg(long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
+        format: DiffFormat,
         /// The guest.
         #[command(flatten)]
         guest: GuestArguments,
@@ -69,8 +86,8 @@ pub struct GuestArguments {
     /// A device, too; before those without the flag
     #[arg(long = "device", value_name = "DEVICE", value_parser = keyed::<DeviceConfig>)]
     pub given: Vec<DeviceConfig>,
-    /// A file of `banyan topology record` in place of this host
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// A file of `banyan topology record`, or a copy of /sys, in place of this host
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::AnyPath)]
     pub host: Option<PathBuf>,
 }
 
@@ -85,6 +102,17 @@ pub enum Format {
     Dot,
     /// A picture.
     Svg,
+    /// A topology file for NCCL.
+    Nccl,
+}
+
+/// How a comparison is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DiffFormat {
+    /// What differs.
+    Text,
+    /// All that was compared.
+    Json,
 }
 
 /// Text at the end of the long help.
@@ -95,6 +123,9 @@ Examples:
     banyan topology show --host host.json
     banyan topology plan --host host.json --format svg \\
         0000:03:00.0,id=gpu0,clique=0 0000:04:00.0,id=nic0 > guest.svg
+
+  What such a guest would read from other registers than the host:
+    banyan topology diff --host host.json 0000:03:00.0 0000:04:00.0
 
   Whether a guest would find its devices as close as the host does:
     banyan topology matrix 0000:03:00.0 0000:04:00.0";

@@ -72,7 +72,12 @@ fn devices_and_ports_are_shown_in_two_tables() {
             memory: 2 << 20,
             prefetchable: 256 << 30,
         };
-        reply.send(Ok(Listing { devices: vec![gpu(), plain], ports: vec![port] }));
+        reply.send(Ok(Listing {
+            devices: vec![gpu(), plain],
+            ports: vec![port],
+            root_complexes: Vec::new(),
+            functions: Vec::new(),
+        }));
     });
     let expected = "\
 DEVICE  KIND  ADDRESS       PATH         PORT  HOST          CLIQUE  WHAT

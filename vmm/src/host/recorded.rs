@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::scan::{ScanError, scan_all};
 use super::tree::{HostMemoryNode, HostTree, NestingError};
 use function::Function;
 pub use function::Problem;
@@ -61,8 +62,12 @@ impl RecordedHost {
         Ok(Self { tree, address_bits: file.address_bits })
     }
 
-    /// Reads a file.
+    /// Reads a file, or a directory with the shape of `/sys`; the latter does not tell the width of addresses.
     pub fn read(path: &Path) -> Result<Self, RecordedError> {
+        if path.is_dir() {
+            let tree = scan_all(path).map_err(|source| RecordedError::Sysfs { path: path.to_owned(), source })?;
+            return Ok(Self { tree, address_bits: SYSFS_BITS });
+        }
         let unreadable = |source| RecordedError::Read { path: path.to_owned(), source };
         let mut text = String::new();
         let file = File::open(path).map_err(unreadable)?;
@@ -73,6 +78,9 @@ impl RecordedHost {
         Self::from_json(&text).map_err(|source| RecordedError::File { path: path.to_owned(), source: Box::new(source) })
     }
 }
+
+/// Address width of hosts that are directories: that of servers with GPUs.
+const SYSFS_BITS: u8 = 52;
 
 /// A host with thousands of virtual functions fits.
 const LARGEST: u64 = 64 << 20;
@@ -121,6 +129,15 @@ pub enum RecordedError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// A directory that is no sysfs.
+    #[error("recorded host {path} cannot be used; give a file that `banyan topology record` wrote, or a copy of /sys", path = path.display())]
+    Sysfs {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: ScanError,
     },
     /// It was read and makes no sense.
     #[error("recorded host {path} cannot be used", path = path.display())]

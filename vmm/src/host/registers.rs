@@ -86,6 +86,13 @@ impl Registers<'_> {
         None
     }
 
+    /// Subsystem vendor and subsystem of a bridge, which has a capability for them (PCIe 6.0 7.9.23).
+    #[must_use]
+    pub fn subsystem_of_bridge(self) -> Option<(u16, u16)> {
+        let at = self.capability(0x0D)?;
+        Some((self.word(at + 4)?, self.word(at + 6)?))
+    }
+
     /// The PCI Express capability.
     #[must_use]
     pub fn express(self) -> Option<Express> {

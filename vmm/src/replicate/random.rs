@@ -168,7 +168,7 @@ proptest! {
         let replica = replicate(&tree, &devices, &wishes).unwrap();
         let plan = plan(&replica);
         let host = View::of_host(&tree);
-        let guest = View::of_plan(&plan, &Spec { topology: replica.topology.clone(), ..Spec::default() });
+        let guest = View::of_plan(&plan, &Spec { topology: replica.topology.clone(), ..Spec::default() }, &tree);
         let on_host: Vec<_> = devices.iter().map(|device| (device.at.to_string(), device.name.0.clone())).collect();
         let in_guest: Vec<_> = devices
             .iter()

@@ -1,6 +1,9 @@
-//! Carries out `banyan topology`: a host, or what a guest of it would see, as text or picture.
+//! Carries out `banyan topology`: a host, what a guest of it would see, or a guest that runs, as text or picture.
 
+pub mod diff;
+pub mod live;
 pub mod matrix;
+pub mod nccl;
 pub mod picture;
 pub mod text;
 pub mod view;
@@ -12,7 +15,7 @@ use api::config::{DeviceConfig, PcieConfig, TopologyPolicy, VmConfig};
 use pci::topology::Tree;
 use thiserror::Error;
 
-use crate::cli::{Format, GuestArguments, TopologyCommand, TopologyOptions};
+use crate::cli::{DiffFormat, Format, GuestArguments, TopologyCommand, TopologyOptions};
 use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::scan::{ScanError, scan_all};
 use crate::host::tree::HostTree;
@@ -20,21 +23,35 @@ use crate::host::{self, HostError, SYSFS};
 use crate::plan::MachinePlan;
 use crate::run::{self, RunError};
 use crate::spec::{self, Spec, SpecError};
+use diff::{Diff, Sides};
+use live::LiveError;
 use matrix::{LEGEND, Matrix, Named, usual_devices};
+use nccl::NcclError;
 use view::View;
 
 /// `banyan topology`.
 pub fn run(options: &TopologyOptions, out: &mut dyn Write) -> Result<(), TopologyCommandError> {
     let text = match &options.command {
         TopologyCommand::Record => this_host()?.to_json()?,
-        TopologyCommand::Show { format, host } => {
-            let view = View::of_host(&host_of(host.as_ref())?.tree);
-            if *format == Format::Tree { text::tree(&view) } else { drawn(&view, *format) }
+        TopologyCommand::Show { format, host, api_socket } => {
+            let view = match api_socket {
+                Some(socket) => live::view(socket)?,
+                None => View::of_host(&host_of(host.as_ref())?.tree),
+            };
+            drawn(&view, *format)?
         }
         TopologyCommand::Plan { format, guest, devices } => {
             let host = host_of(guest.host.as_ref())?;
             let planned = Planned::new(&host, &all(guest, devices), guest.pcie.as_ref())?;
-            if *format == Format::Tree { planned.tree() } else { drawn(&planned.view(), *format) }
+            if *format == Format::Tree { planned.tree() } else { drawn(&planned.view(), *format)? }
+        }
+        TopologyCommand::Diff { format, guest, devices } => {
+            let host = host_of(guest.host.as_ref())?;
+            let diff = Planned::new(&host, &all(guest, devices), guest.pcie.as_ref())?.diff(&host.tree);
+            match format {
+                DiffFormat::Text => diff.text(),
+                DiffFormat::Json => format!("{:#}\n", diff.json()),
+            }
         }
         TopologyCommand::Matrix { guest, devices } => {
             let host = host_of(guest.host.as_ref())?;
@@ -69,13 +86,14 @@ fn this_host() -> Result<RecordedHost, ScanError> {
     Ok(RecordedHost { tree: scan_all(Path::new(SYSFS))?, address_bits: run::address_bits() })
 }
 
-fn drawn(view: &View, format: Format) -> String {
-    match format {
+fn drawn(view: &View, format: Format) -> Result<String, NcclError> {
+    Ok(match format {
         Format::Tree => text::tree(view),
         Format::Json => format!("{:#}\n", text::json(view)),
         Format::Dot => picture::dot(view),
         Format::Svg => picture::svg(view),
-    }
+        Format::Nccl => nccl::nccl(view)?,
+    })
 }
 
 /// A guest that is not started.
@@ -97,7 +115,7 @@ impl Planned {
     }
 
     fn view(&self) -> View {
-        View::of_plan(&self.plan.pci, &self.spec)
+        View::of_plan(&self.plan.pci, &self.spec, &self.host.tree)
     }
 
     fn tree(&self) -> String {
@@ -110,6 +128,15 @@ impl Planned {
     fn devices(&self) -> (Vec<Named>, Vec<Named>) {
         let planned = self.host.wanted.iter().filter_map(|(name, at)| Some((name, at, self.plan.pci.by_name(name)?)));
         planned.map(|(name, at, function)| ((at.to_string(), name.clone()), (function.at.to_string(), name.clone()))).unzip()
+    }
+
+    fn diff(&self, tree: &HostTree) -> Diff {
+        let (on_host, in_guest) = self.devices();
+        let stands_for = self.spec.stands_for.iter().map(|(name, at)| (name.to_string(), *at));
+        let stands_for = stands_for.chain(self.host.wanted.iter().map(|(name, at)| (name.clone(), *at))).collect();
+        let levels = (Matrix::of(&View::of_host(tree), &on_host), Matrix::of(&self.view(), &in_guest));
+        let (host, guest) = &levels;
+        diff::diff(&Sides { tree, plan: &self.plan.pci, stands_for: &stands_for, levels: (host, guest) })
     }
 
     fn beside_host(&self, tree: &HostTree) -> String {
@@ -136,6 +163,12 @@ pub enum TopologyCommandError {
     /// Its places.
     #[error(transparent)]
     Plan(#[from] Box<RunError>),
+    /// A guest that runs.
+    #[error(transparent)]
+    Live(#[from] LiveError),
+    /// A file for NCCL.
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
     /// Standard output.
     #[error("cannot write to standard output")]
     Print(#[source] io::Error),

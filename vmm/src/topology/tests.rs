@@ -12,6 +12,12 @@ pub fn level_counts(matrix: &Matrix) -> [usize; 5] {
         .map(|level| matrix.pairs().filter(|(_, _, found)| *found == level).count())
 }
 
+/// A guest in the shape that `pcie` asks for.
+pub(super) fn planned_as(file: &str, devices: &[&str], pcie: &str) -> Planned {
+    let devices: Vec<DeviceConfig> = devices.iter().map(|device| device.parse().unwrap()).collect();
+    Planned::new(&host_file(file), &devices, Some(&pcie.parse().unwrap())).unwrap()
+}
+
 fn planned(file: &str, devices: &[&str]) -> Planned {
     let devices: Vec<DeviceConfig> = devices.iter().map(|device| device.parse().unwrap()).collect();
     Planned::new(&host_file(file), &devices, None).unwrap()
@@ -46,9 +52,9 @@ fn a_plan_keeps_what_leads_to_the_devices_and_their_links() {
             "0000:00:00.0 root port 32GT/s x16",
             "0000:01:00.0 switch 32GT/s x16",
             "0000:02:00.0 port 16GT/s x16",
-            "0000:03:00.0 GPU ",
+            "0000:03:00.0 GPU 16GT/s x16",
             "0000:02:01.0 port 32GT/s x16",
-            "0000:04:00.0 NIC ",
+            "0000:04:00.0 NIC 32GT/s x16",
         ]
     );
 }

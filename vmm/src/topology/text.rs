@@ -71,6 +71,9 @@ fn functions(view: &View, on: On) -> Vec<Value> {
         if let Some(name) = &node.name {
             put("name", json!(name));
         }
+        if let Some(host) = &node.host {
+            put("host", json!(host));
+        }
         if let Some(link) = node.link {
             put("link", json!({ "current": link.current.to_string(), "max": link.max.to_string() }));
         }
@@ -100,6 +103,18 @@ const fn kind(node: &Node) -> &'static str {
         HostKind::Port(PortKind::PciBridge) => "pcie-pci-bridge",
         HostKind::OtherBridge => "other-bridge",
         HostKind::Endpoint => "endpoint",
+    }
+}
+
+/// The inverse of [`kind`]; an endpoint for a word that is not known.
+pub(super) fn kind_of(word: &str) -> HostKind {
+    match word {
+        "root-port" => HostKind::Port(PortKind::Root),
+        "upstream-port" => HostKind::Port(PortKind::Upstream),
+        "downstream-port" => HostKind::Port(PortKind::Downstream),
+        "pcie-pci-bridge" => HostKind::Port(PortKind::PciBridge),
+        "other-bridge" => HostKind::OtherBridge,
+        _ => HostKind::Endpoint,
     }
 }
 

@@ -1,12 +1,16 @@
 //! A hierarchy as a picture needs it, the same for a host and for a planned guest: who stands below whom, and what is said
 //! of each.
 
+use devices::stub::StubSpec;
+use pci::emulated::Attachment;
 use pci::ids::{ClassCode, Ids, own};
 use pci::link::Link;
 use pci::topology::{Parent, Plan, PlannedKind, PortKind};
 
 use crate::host::tree::{HostKind, HostParent, HostTree};
 use crate::spec::{Endpoint, Spec};
+
+const NVIDIA: u16 = 0x10DE;
 
 /// A hierarchy. Parents and children are indices in `nodes`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -48,6 +52,8 @@ pub struct Node {
     pub kind: HostKind,
     /// Its ids.
     pub ids: Ids,
+    /// The function of the host that it is or stands for, in a guest.
+    pub host: Option<String>,
     /// Its link; a port's own registers.
     pub link: Option<Link>,
     /// NUMA node, where known.
@@ -84,6 +90,7 @@ impl View {
             view.nodes.push(Node {
                 at: node.at.to_string(),
                 name: None,
+                host: None,
                 on,
                 kind: node.kind,
                 ids: node.ids,
@@ -96,9 +103,9 @@ impl View {
         view
     }
 
-    /// What a guest would see.
+    /// What a guest would see; `tree` is its host.
     #[must_use]
-    pub fn of_plan(plan: &Plan, spec: &Spec) -> Self {
+    pub fn of_plan(plan: &Plan, spec: &Spec, tree: &HostTree) -> Self {
         let mut view = Self::default();
         for root in &plan.root_complexes {
             let name = format!("pci{:04x}:{:02x}", root.segment, root.buses.secondary);
@@ -109,13 +116,24 @@ impl View {
                 Parent::RootComplex(index) => On::Root(index),
                 Parent::Port(id) => On::Node(plan.functions.iter().position(|other| other.id == id).unwrap_or(usize::MAX)),
             };
+            let host = spec.stands_for.get(&function.name).copied();
+            let host = match spec.endpoints.get(&function.name) {
+                Some(Endpoint::Vfio { at, .. }) => Some(*at),
+                _ => host,
+            };
             let (kind, ids, link) = match &function.kind {
                 PlannedKind::Port(port) => (
                     HostKind::Port(port.spec.kind),
                     port.spec.ids.unwrap_or_else(|| own_ids(port.spec.kind)),
                     Some(port.spec.link),
                 ),
-                PlannedKind::Endpoint(endpoint) => (HostKind::Endpoint, endpoint.spec.ids, None),
+                PlannedKind::Endpoint(endpoint) => {
+                    let own = match spec.endpoints.get(&function.name) {
+                        Some(Endpoint::Stub(StubSpec { on: Attachment::Link(link), .. })) => Some(*link),
+                        _ => host.and_then(|at| tree.get(at)?.link),
+                    };
+                    (HostKind::Endpoint, endpoint.spec.ids, own)
+                }
             };
             let clique = match spec.endpoints.get(&function.name) {
                 Some(Endpoint::Stub(stub)) => stub.clique,
@@ -129,6 +147,7 @@ impl View {
             view.nodes.push(Node {
                 at: function.at.to_string(),
                 name: Some(function.name.to_string()),
+                host: host.map(|at| at.to_string()),
                 on,
                 kind,
                 ids,
@@ -192,7 +211,7 @@ impl Node {
                 0x0207 => "InfiniBand",
                 0x0200..=0x02FF => "NIC",
                 0x1200..=0x12FF => "accelerator",
-                0x0680 => "NVSwitch or bridge",
+                0x0680 if self.ids.vendor == NVIDIA => "NVSwitch",
                 _ => "device",
             },
         }

@@ -1,0 +1,131 @@
+//! Decides which devices show a clique that nobody gave them, and what a user should know of cliques.
+
+use std::collections::BTreeMap;
+
+use api::config::{CliquePolicy, DeviceConfig, VmConfig};
+use pci::caps::clique::{self, Clique};
+
+use super::{Endpoint, Host, Spec};
+use crate::cliques::{self, CliqueError, Member, Policy};
+
+/// Cliques by name of the device.
+#[derive(Debug, Default)]
+pub(super) struct Automatic {
+    of: BTreeMap<String, Clique>,
+    pub(super) notes: Vec<String>,
+}
+
+impl Automatic {
+    /// That of the device `name`.
+    pub(super) fn of(&self, name: &str) -> Option<Clique> {
+        self.of.get(name).copied()
+    }
+}
+
+/// Cliques of the host functions among `devices`, by the host's topology. What is given stands.
+pub(super) fn automatic(config: &VmConfig, devices: &[(String, &DeviceConfig)], host: &Host) -> Result<Automatic, CliqueError> {
+    let policy = match config.pcie.cliques {
+        CliquePolicy::Auto => Policy::Switch,
+        CliquePolicy::RootComplex => Policy::RootComplex,
+        CliquePolicy::Off => Policy::Off,
+    };
+    let given = |device: &DeviceConfig| device.clique.and_then(|id| Clique::new(id.get()).ok());
+    let members: Vec<(&String, Member)> = devices
+        .iter()
+        .filter_map(|(name, device)| Some((name, Member { at: *host.wanted.get(name)?, given: given(device) })))
+        .collect();
+    let found = cliques::cliques(&host.tree, &members.iter().map(|(_, member)| *member).collect::<Vec<_>>(), policy)?;
+    let of = members.iter().filter_map(|(name, member)| Some(((*name).clone(), *found.of.get(&member.at)?)));
+    // GPUs without one are told for all devices together, by name.
+    let split = found.notes.iter().filter(|note| matches!(note, cliques::Note::Split { .. }));
+    Ok(Automatic { of: of.collect(), notes: split.map(ToString::to_string).collect() })
+}
+
+/// NVIDIA's driver approves peer-to-peer for a set of GPUs only if every one of them has a clique.
+pub(super) fn uncovered(spec: &Spec, host: &Host) -> Option<String> {
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for (name, endpoint) in &spec.endpoints {
+        let (ids, clique) = match endpoint {
+            Endpoint::Stub(stub) => (Some(stub.ids), stub.clique),
+            Endpoint::Vfio { at, clique, .. } => (host.endpoints.get(at).map(|endpoint| endpoint.ids), *clique),
+            Endpoint::Virtio(_) => (None, None),
+        };
+        if ids.is_some_and(|ids| clique::check(&ids, false).is_ok()) {
+            if clique.is_some() { &mut with } else { &mut without }.push(name.to_string());
+        }
+    }
+    (!with.is_empty() && !without.is_empty()).then(|| {
+        format!(
+            "{} have a clique and {} have none: NVIDIA's driver then refuses peer-to-peer between all of them",
+            with.join(", "),
+            without.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use api::config::PcieConfig;
+
+    use super::*;
+    use crate::host::{self, recorded::RecordedHost};
+    use crate::spec::{SpecError, spec};
+
+    fn planned(file: &str, pcie: &str, devices: &[&str]) -> Result<Spec, SpecError> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
+        let tree = RecordedHost::read(&path).unwrap().tree;
+        let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
+        let pcie: PcieConfig = pcie.parse().unwrap();
+        let config = VmConfig { devices, pcie, ..VmConfig::default() };
+        spec(&config, &host::look_in(&tree, &config).unwrap())
+    }
+
+    fn cliques(spec: &Spec) -> Vec<(String, Option<u8>)> {
+        let clique = |endpoint: &Endpoint| match endpoint {
+            Endpoint::Vfio { clique, .. } => clique.map(Clique::id),
+            _ => None,
+        };
+        spec.endpoints.iter().map(|(name, endpoint)| (name.to_string(), clique(endpoint))).collect()
+    }
+
+    const DPU: &str = "tests/topologies/a100x-dpu.json";
+    const P4D: &str = "tests/topologies/aws-p4d.json";
+
+    #[test]
+    fn case_h3_cliques_come_from_the_host_s_topology_by_default() {
+        let devices = ["0000:10:1c.0,id=a", "0000:10:1d.0,id=b", "0000:20:1c.0,id=c", "0000:10:1b.0,id=nic"];
+        let of = |pcie: &str| cliques(&planned(P4D, pcie, &devices).unwrap()).into_iter().map(|(_, id)| id).collect::<Vec<_>>();
+        for topology in ["host", "root-ports", "switch", "flat"] {
+            assert_eq!(of(&format!("topology={topology}")), [Some(0), Some(0), Some(1), None], "{topology}");
+        }
+        assert_eq!(of("cliques=root-complex"), [Some(0), Some(0), Some(0), None]);
+        assert_eq!(of("cliques=off"), [None; 4]);
+    }
+
+    #[test]
+    fn what_is_given_stands_and_the_rest_of_its_set_joins_it() {
+        let spec = planned(DPU, "host", &["0000:41:00.0,id=a,clique=7", "0000:de:00.0,id=b"]).unwrap();
+        assert_eq!(cliques(&spec), [("a".to_owned(), Some(7)), ("b".to_owned(), Some(0))]);
+        let spec = planned(P4D, "host", &["0000:10:1c.0,id=a,clique=7", "0000:10:1d.0,id=b"]).unwrap();
+        assert_eq!(cliques(&spec), [("a".to_owned(), Some(7)), ("b".to_owned(), Some(7))]);
+        assert_eq!(spec.notes, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_set_that_is_split_or_covered_in_part_is_a_warning() {
+        let split = planned(P4D, "host", &["0000:10:1c.0,id=a,clique=1", "0000:10:1d.0,id=b,clique=2"]).unwrap();
+        assert!(split.notes.iter().any(|note| note.contains("in different cliques")), "{:?}", split.notes);
+        let part = planned(P4D, "host,cliques=off", &["0000:10:1c.0,id=a,clique=1", "0000:10:1d.0,id=b"]).unwrap();
+        assert!(part.notes.iter().any(|note| note.contains("a have a clique and b have none")), "{:?}", part.notes);
+    }
+
+    #[test]
+    fn a_nic_shows_a_clique_only_when_that_is_said() {
+        let error = planned(DPU, "host", &["0000:3d:00.0,id=nic,clique=0"]).unwrap_err();
+        assert!(matches!(error, SpecError::Clique { .. }), "{error}");
+        let spec = planned(DPU, "host", &["0000:3d:00.0,id=nic,clique=0,clique-any-vendor=on"]).unwrap();
+        assert_eq!(cliques(&spec), [("nic".to_owned(), Some(0))]);
+    }
+}
