@@ -20,6 +20,7 @@
 //! | what hangs on what, and at which numbers? | [`topology`] |
 //! | who answers a configuration cycle? | [`hierarchy`] |
 //! | what does a guest find when it looks? | `enumerator` (feature `testing`) |
+//! | what holds whatever guests and users do? | `fuzz` (feature `testing`) |
 //!
 //! A register write returns what it changed ([`function::Changes`]); [`hierarchy`] turns that into [`effect::Effect`]s
 //! over the whole tree; the virtual machine monitor alone carries effects out.
@@ -40,6 +41,8 @@ pub mod enumerator;
 pub mod errors;
 pub mod ext_caps;
 pub mod function;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzz;
 pub mod hierarchy;
 pub mod ids;
 pub mod interrupts;

@@ -268,7 +268,7 @@ fn bodies_that_banyan_writes_it_reads_back() {
     {
         let device = text.parse().unwrap();
         let body = device_body(std::slice::from_ref(&device)).to_string();
-        assert_eq!(add_device(body.as_bytes(), &notes).unwrap(), [device.clone()]);
+        assert_eq!(add_device(body.as_bytes(), &notes).unwrap(), std::slice::from_ref(&device));
         let both = [device.clone(), crate::config::DeviceConfig { function: 1, ..device }];
         assert_eq!(add_device(device_body(&both).to_string().as_bytes(), &notes).unwrap(), both);
     }

@@ -1,0 +1,392 @@
+//! Turns bytes into a hierarchy and into what guests and users do to it, and checks what holds for every one of them: for the
+//! fuzz target and for the bounded run among the tests.
+//!
+//! Checked after each step: no panic and no overflow; every mapped BAR lies in its root complex's apertures and over no other
+//! one; effects, applied in order, give exactly what the hierarchy says is reachable; mirrors in place show what reads give.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use crate::access::Reg;
+use crate::address::{Bdf, Devfn, Sbdf};
+use crate::bar::{BarIndex, BarKind, BarSpec, ROM};
+use crate::effect::Effect;
+use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
+use crate::errors::PcieError;
+use crate::function::{FunctionId, Shared};
+use crate::hierarchy::{Hierarchy, Newcomer};
+use crate::ids::{ClassCode, Ids};
+use crate::link::Link;
+use crate::mirror::{FakeMirror, Mirror};
+use crate::seams::MsiPort;
+use crate::testing::{FakeEndpoint, FakeMsi};
+use crate::topology::{
+    Apertures, EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Place, Plan, PlannedKind, PortKind, PortSpec, Removal, Reserve,
+    RootComplexSpec, Topology, Window,
+};
+
+/// Nodes of a tree, at most.
+const NODES: u8 = 24;
+/// Newcomers, at most: ids are never given twice.
+const NEWCOMERS: usize = 64;
+const IDS: Ids =
+    Ids { vendor: 0x1234, device: 1, class: ClassCode::new(0x08_8000), revision: 0, subsystem_vendor: 0, subsystem: 0 };
+
+/// Numbers from bytes; zeros when they have run out.
+struct Source<'a>(&'a [u8]);
+
+impl Source<'_> {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn below(&mut self, limit: u8) -> u8 {
+        self.byte() % limit.max(1)
+    }
+
+    fn dword(&mut self) -> u32 {
+        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
+    }
+
+    fn pick<'t, T>(&mut self, of: &'t [T]) -> Option<&'t T> {
+        let index = usize::from(self.byte()).checked_rem(of.len())?;
+        of.get(index)
+    }
+}
+
+/// Builds the hierarchy that `bytes` begin with and does to it what the rest says. Panics where something does not hold.
+pub fn cycles(bytes: &[u8]) {
+    let mut source = Source(bytes);
+    let topology = topology(&mut source);
+    let Ok(plan) = topology.plan(&apertures()) else { return };
+    let mut world = World::new(plan);
+    while !source.is_empty() {
+        world.step(&mut source);
+        world.check();
+    }
+    world.check_mirrors();
+}
+
+fn apertures() -> Apertures {
+    Apertures {
+        mem32: vec![Window { base: 0x8000_0000, limit: 0xDFFF_FFFF }],
+        mem64: vec![Window { base: 1 << 32, limit: (1 << 40) - 1 }],
+        address_bits: 40,
+    }
+}
+
+fn topology(source: &mut Source<'_>) -> Topology {
+    let mut topology = Topology::default();
+    // What can hang there, by name: ports on root complexes, devices on links, downstream ports on upstream ones.
+    let mut parents: Vec<(Name, Option<PortKind>)> = Vec::new();
+    for index in 0..=source.below(2) {
+        let name = Name(format!("rc{index}"));
+        topology.root_complexes.push(RootComplexSpec { name: name.clone(), segment: 0, node: None, first_bus: None });
+        parents.push((name, None));
+    }
+    for index in 0..1 + source.below(NODES) {
+        let Some((on, above)) = source.pick(&parents).cloned() else { break };
+        // There is one device below a link.
+        if above.is_some_and(PortKind::has_link_below) {
+            parents.retain(|(name, _)| *name != on);
+        }
+        let wants_port = source.byte() & 3 != 0;
+        let kind = match (above, wants_port) {
+            (None, true) => Some(PortKind::Root),
+            (Some(PortKind::Upstream), _) => Some(PortKind::Downstream),
+            (Some(PortKind::Root | PortKind::Downstream), true) => {
+                Some(if source.byte() & 3 == 0 { PortKind::PciBridge } else { PortKind::Upstream })
+            }
+            _ => None,
+        };
+        let name = Name(format!("n{index}"));
+        let node = match kind {
+            Some(kind) => {
+                parents.push((name.clone(), Some(kind)));
+                NodeKind::Port(port(source, kind))
+            }
+            None => {
+                let bars = bars(source);
+                NodeKind::Endpoint(EndpointSpec { ids: IDS, bars, interrupt_pin: source.below(5), rom: rom(source), sriov: None })
+            }
+        };
+        topology.nodes.push(NodeSpec { name, on, place: Place::default(), kind: node });
+    }
+    topology
+}
+
+fn port(source: &mut Source<'_>, kind: PortKind) -> PortSpec {
+    let removal = [None, Some(Removal::Surprise), Some(Removal::Orderly), Some(Removal::Button)];
+    let removal = source.pick(&removal).copied().flatten().filter(|_| kind.has_link_below());
+    let hotplug = removal.map(|removal| HotPlug { reserve: Reserve { buses: source.below(4), ..Reserve::default() }, removal });
+    PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0, hotplug }
+}
+
+fn bars(source: &mut Source<'_>) -> [Option<BarSpec>; 6] {
+    let mut bars = [None; 6];
+    let mut upper = false;
+    for bar in &mut bars {
+        let (kind, shift) = (source.byte(), source.byte());
+        *bar = match kind % 4 {
+            _ if upper => None,
+            0 => Some(BarSpec { kind: BarKind::Memory32, prefetchable: kind & 4 != 0, size: 16 << (shift % 20) }),
+            1 => Some(BarSpec { kind: BarKind::Memory64, prefetchable: kind & 4 != 0, size: 4096 << (shift % 24) }),
+            _ => None,
+        };
+        upper = !upper && bar.is_some_and(|bar: BarSpec| bar.kind == BarKind::Memory64);
+    }
+    if upper && let Some(last) = bars.last_mut() {
+        *last = None;
+    }
+    bars
+}
+
+fn rom(source: &mut Source<'_>) -> Option<u64> {
+    (source.byte() & 7 == 0).then(|| 2048 << source.below(8))
+}
+
+fn function(spec: &EndpointSpec, on: Attachment) -> Shared {
+    let interrupt = match spec.interrupt_pin {
+        0 => InterruptSpec::Msi { vectors: 1, maskable: true },
+        pin => InterruptSpec::Intx(pin),
+    };
+    let spec = EmulatedSpec {
+        ids: IDS,
+        bars: spec.bars,
+        rom: spec.rom,
+        sriov: None,
+        ari: false,
+        on,
+        interrupt,
+        flr: true,
+        clique: None,
+        vendor_capabilities: Vec::new(),
+        serial_number: None,
+    };
+    match FakeEndpoint::new(&spec) {
+        Ok(endpoint) => Arc::new(Mutex::new(endpoint)),
+        Err(error) => panic!("an endpoint that was planned cannot be made: {error}"),
+    }
+}
+
+/// A hierarchy with a machine that only keeps account.
+struct World {
+    plan: Plan,
+    tree: Hierarchy,
+    effects: Vec<Effect>,
+    mapped: BTreeMap<(FunctionId, BarIndex), u64>,
+    masters: BTreeSet<FunctionId>,
+    mirrors: BTreeMap<FunctionId, Arc<FakeMirror>>,
+    shown: BTreeSet<FunctionId>,
+    came: usize,
+}
+
+impl World {
+    fn new(plan: Plan) -> Self {
+        let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
+        let tree = Hierarchy::build(&plan, &msi, |planned| -> Result<Shared, Infallible> {
+            let PlannedKind::Endpoint(endpoint) = &planned.kind else { panic!("ports are made by the hierarchy") };
+            Ok(function(&endpoint.spec, Attachment::Link(Link::default())))
+        });
+        let mut tree = tree.unwrap_or_else(|error| panic!("a plan that cannot be built: {error}"));
+        let mut mirrors = BTreeMap::new();
+        tree.mirror(|id| {
+            let mirror = Arc::new(FakeMirror::default());
+            mirrors.insert(id, Arc::clone(&mirror));
+            Some(mirror as Arc<dyn Mirror>)
+        });
+        let mut world = Self {
+            plan,
+            tree,
+            effects: Vec::new(),
+            mapped: BTreeMap::new(),
+            masters: BTreeSet::new(),
+            mirrors,
+            shown: BTreeSet::new(),
+            came: 0,
+        };
+        world.tree.start(&mut world.effects);
+        world.check();
+        world
+    }
+
+    fn step(&mut self, source: &mut Source<'_>) {
+        match source.byte() % 32 {
+            0 => self.plug(source),
+            1 => {
+                if let Some(port) = self.some_port(source) {
+                    let _ = self.tree.unplug(port, &mut self.effects);
+                }
+            }
+            2 => {
+                if let Some(port) = self.some_port(source) {
+                    let _ = self.tree.request_removal(port);
+                }
+            }
+            3 => {
+                if let Some(port) = self.some_port(source) {
+                    self.tree.expire(port);
+                }
+            }
+            4 => {
+                let error = [PcieError::Receiver, PcieError::CompletionTimeout, PcieError::MalformedTlp, PcieError::Internal];
+                let id = FunctionId(u32::from(source.byte()));
+                if let Some(error) = source.pick(&error) {
+                    let _ = self.tree.inject(id, *error, [source.dword(); 4]);
+                }
+            }
+            5 if source.byte() == 0 => self.tree.reset(&mut self.effects),
+            6 | 7 => {
+                let (bdf, offset, len) = (self.place(source).bdf, Self::offset(source), Self::len(source));
+                let mut data = [0; 8];
+                let data = data.get_mut(..len).unwrap_or_default();
+                self.tree.read_conventional(bdf, offset, data);
+                data.fill(source.byte());
+                self.tree.write_conventional(bdf, offset, data, &mut self.effects);
+            }
+            _ => {
+                let (at, offset, len) = (self.place(source), Self::offset(source), Self::len(source));
+                let value = Self::value(source);
+                let data = value.get(..len).unwrap_or_default();
+                self.tree.write(at.segment, at.bdf, offset, data, &mut self.effects);
+                let mut read = [0; 8];
+                self.tree.read(at.segment, at.bdf, offset, read.get_mut(..len).unwrap_or_default());
+            }
+        }
+    }
+
+    /// Mostly a place where something is.
+    fn place(&self, source: &mut Source<'_>) -> Sbdf {
+        let planned = source.pick(&self.plan.functions).map(|function| function.at).unwrap_or_default();
+        match source.byte() % 8 {
+            0 => Sbdf { segment: 0, bdf: Bdf::new(source.byte(), Devfn::from_byte(source.byte())) },
+            1 => Sbdf { bdf: Bdf::new(source.below(8), planned.bdf.devfn()), ..planned },
+            _ => planned,
+        }
+    }
+
+    /// Mostly a register of the header, where decoding is.
+    fn offset(source: &mut Source<'_>) -> u16 {
+        match source.byte() {
+            byte @ 0..=0x7F => u16::from(byte) & 0x3C,
+            byte @ 0x80..=0xBF => 0x40 + u16::from(byte & 0x3F) * 2,
+            _ => u16::from_le_bytes([source.byte(), source.byte() & 0xF]),
+        }
+    }
+
+    fn len(source: &mut Source<'_>) -> usize {
+        match source.byte() % 16 {
+            0 => 1,
+            1 => 2,
+            2 => 8,
+            byte @ 3..6 => usize::from(byte),
+            _ => 4,
+        }
+    }
+
+    /// Mostly values that mean something: enables, addresses in and outside of apertures, bus numbers.
+    fn value(source: &mut Source<'_>) -> [u8; 8] {
+        let (kind, dword) = (source.byte(), source.dword());
+        let low = match kind % 8 {
+            0 => u32::MAX,
+            1 => 0,
+            2 => dword & 0x0107,
+            3 => 0x8000_0000 | dword & 0x7FF0_0000,
+            4 => u32::from_le_bytes([0, (dword & 7).to_le_bytes()[0], (dword >> 8 & 7).to_le_bytes()[0], 0]),
+            5 => dword & 0xFF,
+            _ => dword,
+        };
+        (u64::from(source.byte()) << 32 | u64::from(low)).to_le_bytes()
+    }
+
+    fn some_port(&self, source: &mut Source<'_>) -> Option<FunctionId> {
+        let ports: Vec<FunctionId> = self.tree.ports().map(|port| port.id).collect();
+        source.pick(&ports).copied()
+    }
+
+    fn plug(&mut self, source: &mut Source<'_>) {
+        let Some(port) = self.some_port(source).filter(|_| self.came < NEWCOMERS) else { return };
+        self.came += 1;
+        let (function_count, bars, pin) = (1 + source.below(3), bars(source), source.below(5));
+        let spec = EndpointSpec { ids: IDS, bars, interrupt_pin: pin, rom: None, sriov: None };
+        let newcomers = (0..function_count).map(|number| Newcomer {
+            id: self.tree.next_id(),
+            name: Name(format!("came{}.{number}", self.came)),
+            at: Devfn::new(0, number),
+            function: function(&spec, Attachment::Link(Link::default())),
+            mirrored: false,
+        });
+        let newcomers = newcomers.collect();
+        let _ = self.tree.plug(port, newcomers, &mut self.effects);
+    }
+
+    /// Carries effects out and compares the outcome with what the hierarchy says.
+    fn check(&mut self) {
+        for effect in self.effects.drain(..) {
+            match effect {
+                Effect::Map { function, bar, at } => {
+                    assert!(self.mapped.insert((function, bar), at).is_none(), "{effect:?}: it was mapped elsewhere");
+                    assert!(bar <= ROM, "{effect:?}");
+                }
+                Effect::Hide { function, bar } => {
+                    assert!(self.mapped.remove(&(function, bar)).is_some(), "{effect:?}: it was not mapped");
+                }
+                Effect::BusMaster { function, on } => {
+                    let changed = if on { self.masters.insert(function) } else { self.masters.remove(&function) };
+                    assert!(changed, "{effect:?}: it was so before");
+                }
+                Effect::Mirror { function, on } => {
+                    let changed = if on { self.shown.insert(function) } else { self.shown.remove(&function) };
+                    assert!(changed, "{effect:?}: it was so before");
+                }
+                Effect::Refused { .. } | Effect::Slot { .. } => {}
+            }
+        }
+        let windows: Vec<Window> =
+            self.plan.root_complexes.iter().flat_map(|root| root.mem32.iter().chain(&root.mem64)).copied().collect();
+        let (mut end, mut count) = (0, 0);
+        for (function, bar, at, size) in self.tree.reachable() {
+            assert!(at >= end, "BAR {bar} of {function:?} at {at:#x} covers another one");
+            end = at + size;
+            assert!(windows.iter().any(|window| window.contains(at, size)), "BAR {bar} of {function:?} at {at:#x} is outside");
+            assert_eq!(self.mapped.get(&(function, bar)), Some(&at), "BAR {bar} of {function:?}");
+            count += 1;
+        }
+        assert_eq!(count, self.mapped.len());
+    }
+
+    /// What a mirror in place shows is what a read gives.
+    fn check_mirrors(&mut self) {
+        for id in &self.shown {
+            let (Some(mirror), Some(at)) = (self.mirrors.get(id), self.tree.address(*id)) else { continue };
+            for offset in (0..0x1000).step_by(4) {
+                let mut data = [0; 4];
+                self.tree.read(at.segment, at.bdf, offset, &mut data);
+                assert_eq!(mirror.read(Reg::containing(offset)), u32::from_le_bytes(data), "{at} at {offset:#x}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+        #[test]
+        fn random_cycles_over_random_trees_keep_every_promise(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {
+            cycles(&bytes);
+        }
+    }
+}
