@@ -1,6 +1,7 @@
-//! Builds the guest of `banyan demo`, which is embedded in the executable.
+//! Builds the guest of `banyan demo`, which is embedded in the executable, and finds out which tests cannot run here.
 
 use std::env;
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 
@@ -14,6 +15,12 @@ fn main() {
     }
     println!("cargo::rerun-if-env-changed=CC");
     let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    println!("cargo::rustc-check-cfg=cfg(without_kvm)");
+    println!("cargo::rerun-if-changed=/dev/kvm");
+    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+        println!("cargo::warning=/dev/kvm: {error}: the tests that need it are skipped and counted as ignored");
+        println!("cargo::rustc-cfg=without_kvm");
+    }
     // Nobody reads the symbols of an embedded image.
     let built = Command::new("sh").arg(guests.join("build")).args([&out, "probe"]).env("CC", format!("{compiler} -s")).status();
     assert!(

@@ -54,6 +54,16 @@ impl Server {
         server
     }
 
+    /// `banyan --api-socket` for which the operator's file says this.
+    #[must_use]
+    pub fn with_policy(text: &str) -> Self {
+        let policy = folder();
+        let file = policy.path().join("config.toml");
+        std::fs::write(&file, text).unwrap_or_else(|error| panic!("the policy cannot be written: {error}"));
+        // It is read at the start only.
+        Self::with_environment(&[("BANYAN_CONFIG", &file.display().to_string())])
+    }
+
     /// Its socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {

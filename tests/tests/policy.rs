@@ -6,19 +6,9 @@ use tests::guest::image;
 use tests::process::banyan;
 use tests::server::Server;
 
-fn with_file(text: &str) -> Server {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("config.toml");
-    fs::write(&file, text).unwrap();
-    let server = Server::with_environment(&[("BANYAN_CONFIG", &file.display().to_string())]);
-    // It is read at the start only.
-    drop(folder);
-    server
-}
-
 #[test]
 fn a_wrong_file_lets_the_process_start_and_refuses_machines_with_the_reason() {
-    let server = with_file("[pcie]\ntopology = \"hots\"\n");
+    let server = Server::with_policy("[pcie]\ntopology = \"hots\"\n");
     let (status, reply) = server.create("/nonexistent", "");
     assert_eq!(status, 400, "{reply}");
     for part in ["config.toml, line 2", "hots", "root-ports"] {
@@ -41,7 +31,7 @@ fn a_named_file_that_is_absent_is_told_to_the_client() {
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn the_hierarchy_and_the_ports_of_devices_come_from_the_file() {
-    let server = with_file("[pcie]\nroot-ports = 2\n[guest]\nreset = \"exit\"\n");
+    let server = Server::with_policy("[pcie]\nroot-ports = 2\n[guest]\nreset = \"exit\"\n");
     let (status, reply) = server.create(&image("echo.elf"), r#","devices":[{"banyan":"stub,id=a,on=port1"}]"#);
     assert_eq!(status, 204, "{reply}");
     assert!(server.expect("GET vm.info", "", 200).contains("root-ports=2"));

@@ -43,12 +43,18 @@ impl Backends {
     /// Opens what the devices of `spec` need.
     pub fn open(spec: &Spec) -> Result<Self, BackendError> {
         let backends = Self::default();
+        backends.open_all(spec)?;
+        Ok(backends)
+    }
+
+    /// Opens what the devices of `spec` need beside what is open.
+    pub fn open_all(&self, spec: &Spec) -> Result<(), BackendError> {
         for (name, endpoint) in &spec.endpoints {
             if let Endpoint::Virtio(device) = endpoint {
-                backends.get(&name.0, device)?;
+                self.get(&name.0, device)?;
             }
         }
-        Ok(backends)
+        Ok(())
     }
 
     /// The side of device `name`, which is opened if it is not open.

@@ -3,6 +3,7 @@
 //! Lock order, left to right: hierarchy with the mapper ([`pci_bus`]) -> one function -> windows ([`address_space`]) ->
 //! interrupt routes ([`kvm`], a leaf). No two functions are locked together.
 
+pub mod additions;
 pub mod address_space;
 pub mod backends;
 pub mod boot;
@@ -19,6 +20,7 @@ pub mod demo;
 pub mod driver;
 pub mod effects;
 pub mod endpoints;
+pub mod groundwork;
 pub mod host;
 pub mod hotplug;
 mod inject;
@@ -46,3 +48,4 @@ pub mod table;
 pub mod terminal;
 pub mod topology;
 pub mod vcpu;
+mod waiting;

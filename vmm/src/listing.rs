@@ -3,12 +3,14 @@
 use api::info::{DeviceClass, DeviceInfo, FunctionInfo, Listing, PciAddress, PortInfo, RootComplexInfo};
 use devices::virtio::Kind;
 use pci::address::Sbdf;
+use pci::function::FunctionId;
 use pci::hierarchy::{self, EndpointInfo};
-use pci::topology::{Name, PortKind, Window};
+use pci::topology::{Name, Parent, PlannedKind, PortKind, Window};
 
 use crate::host::registers::Registers;
 use crate::hotplug::HotPlug;
 use crate::machine::Machine;
+use crate::run::Blueprint;
 use crate::spec::{Endpoint, Virtio};
 
 /// Devices, ports and everything of the hierarchy.
@@ -91,7 +93,33 @@ fn host(what: &Endpoint) -> Option<String> {
 #[must_use]
 pub fn devices(machine: &Machine, hotplug: &HotPlug) -> Vec<DeviceInfo> {
     let endpoints: Vec<EndpointInfo> = machine.pci().change(|tree| tree.hierarchy.endpoints().collect());
-    let mut devices: Vec<DeviceInfo> = endpoints.iter().map(|endpoint| info(endpoint, hotplug)).collect();
+    let mut devices: Vec<DeviceInfo> =
+        endpoints.iter().map(|endpoint| info(endpoint, hotplug.endpoint(&endpoint.name))).collect();
+    devices.sort_by_key(|device| device.bdf);
+    devices
+}
+
+/// All devices of a machine that does not exist yet, where the plan has them.
+#[must_use]
+pub fn planned(blueprint: &Blueprint) -> Vec<DeviceInfo> {
+    let functions = &blueprint.plan.pci.functions;
+    let port = |id: FunctionId| functions.iter().find(|function| function.id == id);
+    let roots = &blueprint.plan.pci.root_complexes;
+    let devices = functions.iter().filter(|function| matches!(function.kind, PlannedKind::Endpoint(_))).map(|function| {
+        let (mut path, mut next) = (Vec::new(), Some(function));
+        while let Some(function) = next {
+            path.insert(0, function.at.bdf.devfn());
+            next = if let Parent::Port(id) = function.on { port(id) } else { None };
+        }
+        let on = match function.on {
+            Parent::Port(id) => port(id).map(|port| port.name.clone()),
+            Parent::RootComplex(index) => roots.get(index).map(|root| root.name.clone()),
+        };
+        let (id, name, at) = (function.id, function.name.clone(), function.at);
+        let what = blueprint.spec.endpoints.get(&name);
+        info(&EndpointInfo { id, name, at, path, on: on.unwrap_or_else(|| Name::from("")) }, what)
+    });
+    let mut devices: Vec<DeviceInfo> = devices.collect();
     devices.sort_by_key(|device| device.bdf);
     devices
 }
@@ -102,8 +130,7 @@ pub fn device(machine: &Machine, hotplug: &HotPlug, name: &Name) -> Option<Devic
     devices(machine, hotplug).into_iter().find(|device| device.id == name.0)
 }
 
-fn info(endpoint: &EndpointInfo, hotplug: &HotPlug) -> DeviceInfo {
-    let what = hotplug.endpoint(&endpoint.name);
+fn info(endpoint: &EndpointInfo, what: Option<&Endpoint>) -> DeviceInfo {
     let path = endpoint.path.iter().map(|devfn| match devfn.function() {
         0 => format!("{:02x}", devfn.device()),
         function => format!("{:02x}.{function}", devfn.device()),

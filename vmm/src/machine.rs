@@ -23,19 +23,19 @@ use crate::changes::Added;
 use crate::counters::Report;
 use crate::driver::{End, Ending};
 use crate::effects::Mapper;
-use crate::endpoints::{self, EndpointError, Factory};
+use crate::endpoints::{EndpointError, Factory};
+use crate::groundwork::Groundwork;
 use crate::hotplug::{self, HotPlugError};
-use crate::kvm::{GsiTable, KvmError, SlotError, Slots, Vm};
+use crate::kvm::{GsiTable, KvmError, SlotError, Slots};
 use crate::memory::{self, Backing, MemoryError};
 use crate::mirrors::{Mirrors, MirrorsError};
 use crate::numa;
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
-use crate::signals::Signals;
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
-use crate::vcpu::{self, Runner, SetupError, ThreadError, Threads, VcpuDesign};
+use crate::vcpu::{self, Named, Runner, SetupError, ThreadError, Threads, VcpuDesign};
 
 /// Functions that a device can have.
 const FUNCTIONS: usize = 8;
@@ -83,23 +83,18 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Builds and starts a machine in `vm`. `ram` is that of the machine before a reset.
+    /// Builds and starts a machine on `ground`, its vCPUs on the threads `named` if these are there already.
     pub fn start(
-        vm: Vm,
+        ground: Groundwork,
+        named: Option<Named>,
         design: &Design<'_>,
         surroundings: &Surroundings,
-        ram: Option<GuestMemoryMmap>,
     ) -> Result<Self, MachineError> {
+        let Groundwork { vm, ram, used, functions, .. } = ground;
         let vm = Arc::new(vm);
         let (config, plan) = (design.config, design.plan);
         let payload = Image::open(config.payload.as_ref().ok_or(MachineError::NothingToRun)?)?;
         let ending = Ending::new().map_err(MachineError::Event)?;
-        let passthrough = endpoints::passes_through(design.spec);
-        let used = ram.is_some();
-        let ram = match ram {
-            Some(ram) => ram,
-            None => new_ram(design, passthrough)?,
-        };
         let mut slots = Slots::new(vm.fd(), vm.max_slots());
         for region in memory::regions(&ram) {
             // SAFETY: `ram` is kept by the machine until its vCPUs have ended.
@@ -111,8 +106,8 @@ impl Machine {
         };
         let space = AddressSpace::new(ram.clone());
         let routes = GsiTable::new(vm.fd());
-        let mut factory =
-            Factory::new(Arc::clone(&vm), ram.clone(), Arc::clone(&space), routes.clone(), Arc::clone(design.backends));
+        let backends = Arc::clone(design.backends);
+        let mut factory = Factory::new(Arc::clone(&vm), ram.clone(), functions, Arc::clone(&space), routes.clone(), backends);
         let (mut hierarchy, endpoints) = factory.build(&plan.pci, design.spec)?;
         let mut mapper = Mapper::new(slots, Arc::clone(&space));
         mapper.set_domain(factory.domain());
@@ -144,7 +139,7 @@ impl Machine {
                 Box::new(move |ended| ending.say(End::Vcpu(ended)))
             },
         });
-        let threads = Threads::start(vcpus, &runner)?;
+        let threads = Threads::start(vcpus, named, &runner)?;
         Ok(Self { threads, serial, ending, pci, routes, ram, slot_events, _firmware: firmware, factory })
     }
 
@@ -236,31 +231,6 @@ fn vcpu_design<'a>(design: &Design<'a>) -> VcpuDesign<'a> {
         host: design.cpuid.as_slice(),
         address_bits: design.plan.map.physical_address_bits,
     }
-}
-
-fn new_ram(design: &Design<'_>, passthrough: bool) -> Result<GuestMemoryMmap, MachineError> {
-    let (config, plan) = (&design.config.memory, design.plan);
-    let backing = Backing {
-        shared: config.shared,
-        huge_page: config.hugepages.map(|page| page.size().bytes()),
-        transparent_huge_pages: passthrough || config.prefault,
-    };
-    let ram = memory::create(&plan.map.ram, backing)?;
-    if let Some(numa) = &design.spec.numa {
-        memory::bind(&ram, &numa.bindings(&plan.map), backing.huge_page)?;
-    }
-    if config.prefault {
-        let cpus = std::thread::available_parallelism().map_or(1, |cpus| u16::try_from(cpus.get()).unwrap_or(u16::MAX));
-        let threads = config.prefault_threads.map_or(cpus.min(16), std::num::NonZero::get);
-        let total = config.size.bytes() >> 20;
-        let done = std::sync::atomic::AtomicU64::new(0);
-        memory::prefault(&ram, threads, &|bytes| {
-            let done = done.fetch_add(bytes >> 20, std::sync::atomic::Ordering::Relaxed) + (bytes >> 20);
-            log::info!("prefault: {done} of {total} MiB");
-            !Signals::came()
-        })?;
-    }
-    Ok(ram)
 }
 
 /// Maps the image read-only below 4 GiB and copies its end below 1 MiB, where real-mode firmware runs.

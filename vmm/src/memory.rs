@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::thread;
 
 use arch::memory_map::Range;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -71,43 +70,14 @@ pub fn regions(memory: &GuestMemoryMmap) -> Vec<RamRegion> {
         .collect()
 }
 
-/// Gives every page of RAM memory, in parallel. `progress` hears of each finished piece, in bytes, and
-/// says whether to go on.
-pub fn prefault(memory: &GuestMemoryMmap, threads: u16, progress: &(dyn Fn(u64) -> bool + Sync)) -> Result<(), MemoryError> {
-    let threads = u64::from(threads.max(1));
-    for region in regions(memory) {
-        let share = (region.len / threads).next_multiple_of(SHARE).min(region.len).max(1);
-        let starts = (0..region.len).step_by(usize::try_from(share).unwrap_or(usize::MAX));
-        let results: Vec<io::Result<()>> = thread::scope(|scope| {
-            let workers: Vec<_> = starts
-                .zip(0u32..)
-                .map(|(offset, n)| {
-                    let work = move || populate(region.host + offset, share.min(region.len - offset), progress);
-                    thread::Builder::new().name(format!("prep{n}")).spawn_scoped(scope, work)
-                })
-                .collect();
-            let join = |worker: io::Result<thread::ScopedJoinHandle<'_, io::Result<()>>>| {
-                worker?.join().unwrap_or_else(|_| Err(io::Error::other("a thread ended early")))
-            };
-            workers.into_iter().map(join).collect()
-        });
-        results.into_iter().collect::<io::Result<()>>().map_err(|source| MemoryError::Prefault {
-            at: region.at,
-            len: region.len,
-            source,
-        })?;
-    }
-    Ok(())
-}
-
-/// Threads get whole shares of this size, so that no two work on one page of 1 GiB.
-const SHARE: u64 = 1 << 30;
 /// What one call populates: small enough to report progress and to be broken off soon.
 const PIECE: u64 = 128 << 20;
 /// linux: include/uapi/asm-generic/mman-common.h, since 5.14.
 const MADV_POPULATE_WRITE: i32 = 23;
 
-fn populate(host: u64, len: u64, progress: &(dyn Fn(u64) -> bool + Sync)) -> io::Result<()> {
+/// Gives `len` bytes at `host`, an address in this process, their pages. `progress` hears of each finished part, in bytes, and
+/// says whether to go on.
+pub fn populate(host: u64, len: u64, progress: &dyn Fn(u64) -> bool) -> io::Result<()> {
     let mut done = 0;
     while done < len {
         let chunk = PIECE.min(len - done);
@@ -231,8 +201,6 @@ pub enum MemoryError {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
     use vm_memory::Bytes;
 
     use super::*;
@@ -255,18 +223,6 @@ mod tests {
         std::os::unix::fs::FileExt::read_exact_at(file.file(), &mut seen, file.start() + (1 << 20)).unwrap();
         assert_eq!(&seen, b"seen by both");
         assert!(file.file().set_len(4096).is_err());
-    }
-
-    #[test]
-    fn prefault_reports_every_byte() {
-        let memory = create(&[Range { start: 0, end: 8 << 20 }], Backing { shared: true, ..Backing::default() }).unwrap();
-        let done = AtomicU64::new(0);
-        prefault(&memory, 3, &|bytes| {
-            done.fetch_add(bytes, Ordering::Relaxed);
-            true
-        })
-        .unwrap();
-        assert_eq!(done.into_inner(), 8 << 20);
     }
 
     #[test]

@@ -16,12 +16,14 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::changes::Changes;
 use crate::cli::RunOptions;
 use crate::driver::{self, End, Input, Sources};
+use crate::groundwork::{Groundwork, Work};
 use crate::kvm::Vm;
 use crate::machine::{Design, Machine, Surroundings};
-use crate::run::RunError;
+use crate::run::{RunError, needs};
 use crate::session::{Service, Session};
 use crate::signals::Signals;
 use crate::terminal::RawTerminal;
+use crate::vcpu::Named;
 
 /// How long a host that reads slowly may hold up the end of the process while output waits for it.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -75,7 +77,8 @@ impl Outputs {
     /// Runs the machine until its end; devices that came and went stay so through resets. Commands of `service` are answered meanwhile.
     pub fn run(
         &self,
-        vm: Vm,
+        ground: Groundwork,
+        mut named: Option<Named>,
         design: &Design<'_>,
         options: &RunOptions,
         mut service: Option<&mut Service<'_>>,
@@ -83,15 +86,23 @@ impl Outputs {
         let resume = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RunError::Event)?);
         let surroundings =
             Surroundings { serial: self.serial.clone(), debug_console: self.debug.clone(), resume: resume.clone() };
-        let mut vm = Some(vm);
+        let mut ground = Some(ground);
         let mut ram: Option<GuestMemoryMmap> = None;
         let mut terminal = None;
         let mut changes = Changes::default();
         loop {
             let plan = changes.plan(design.plan);
             let design = Design { plan: &plan, added: changes.added(), ..*design };
-            let next = vm.take().map_or_else(Vm::new, Ok)?;
-            let mut machine = Machine::start(next, &design, &surroundings, ram.take())?;
+            let next = match ground.take() {
+                Some(ground) => ground,
+                None => {
+                    let needs = needs(design.config, design.spec, design.plan);
+                    let ground = Groundwork::open(Vm::new()?, &needs, ram.take())?;
+                    ground.lay(&Work::of(&ground))?;
+                    ground
+                }
+            };
+            let mut machine = Machine::start(next, named.take(), &design, &surroundings)?;
             // Until here a signal ends the process at once, which a start that takes minutes must allow.
             let signals = Signals::handle().map_err(RunError::Event)?;
             if self.interactive && terminal.is_none() {

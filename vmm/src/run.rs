@@ -9,7 +9,7 @@ use arch::x86_64::cpuid;
 use devices::legacy::{ConsoleError, PowerEvent};
 use kvm_bindings::CpuId;
 use log::LevelFilter;
-use pci::topology::Tree;
+use pci::topology::{Name, Tree};
 use thiserror::Error;
 
 use crate::backends::{BackendError, Backends};
@@ -17,6 +17,7 @@ use crate::boot::{Firmware, FirmwareError};
 use crate::cdi::{self, CdiError};
 use crate::cli::RunOptions;
 use crate::driver::{DriverError, End};
+use crate::groundwork::{Groundwork, GroundworkError, Needs, Work};
 use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::{self, HostError};
 use crate::kvm::{KvmError, Vm};
@@ -25,8 +26,8 @@ use crate::machine::{self, Design, MachineError};
 use crate::outputs::Outputs;
 use crate::plan::{self, Limits, MachinePlan, MachinePlanError};
 use crate::session::Service;
-use crate::spec::{self, Spec, SpecError};
-use crate::vcpu::Ended;
+use crate::spec::{self, Endpoint, Spec, SpecError};
+use crate::vcpu::{Ended, Named};
 
 /// Exit codes of the process. Even ones are Banyan's; odd ones above 1 come from the guest's debug exit port.
 pub mod exit_code {
@@ -48,52 +49,106 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     if options.dry_run {
         return dry_run(config, options);
     }
-    let (guest, vm) = Guest::prepare(config, options)?;
-    Ok(exit_code(guest.run(vm, options, None)?))
+    let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?.map(Arc::new);
+    let (blueprint, vm) = Blueprint::new(config, recorded)?;
+    let backends = Arc::new(Backends::open(&blueprint.spec)?);
+    let guest = Guest::open(Arc::new(blueprint), backends)?;
+    let ground = Groundwork::open(vm, &guest.blueprint.needs(), None)?;
+    ground.lay(&Work::of(&ground))?;
+    Ok(exit_code(guest.run(ground, None, options, None)?))
+}
+
+/// A machine that is decided, with nothing made of it.
+pub struct Blueprint {
+    /// As configured, with what CDI files say.
+    pub config: VmConfig,
+    /// By name.
+    pub spec: Spec,
+    /// By number.
+    pub plan: MachinePlan,
+    cpuid: CpuId,
+    /// A host that is data, in place of this one.
+    pub recorded: Option<Arc<RecordedHost>>,
+}
+
+impl Blueprint {
+    /// Reads CDI files, looks at the host, plans. The VM that comes with it is for its first machine. The devices of a host
+    /// that is data are emulated.
+    pub fn new(config: &VmConfig, recorded: Option<Arc<RecordedHost>>) -> Result<(Self, Vm), RunError> {
+        let (config, spec) = decide(config, recorded.as_deref())?;
+        let vm = Vm::new()?;
+        let cpuid = vm.supported_cpuid()?;
+        let plan = plan_machine(&config, &spec, cpuid.as_slice())?;
+        Ok((Self { config, spec, plan, cpuid, recorded }, vm))
+    }
+
+    /// The same machine with another configuration.
+    pub fn changed(&self, config: &VmConfig) -> Result<Self, RunError> {
+        let (config, spec) = decide(config, self.recorded.as_deref())?;
+        let plan = plan_machine(&config, &spec, self.cpuid.as_slice())?;
+        Ok(Self { config, spec, plan, cpuid: self.cpuid.clone(), recorded: self.recorded.clone() })
+    }
+
+    /// What it stands on.
+    #[must_use]
+    pub fn needs(&self) -> Needs {
+        needs(&self.config, &self.spec, &self.plan)
+    }
+}
+
+/// Names and nests.
+fn decide(config: &VmConfig, recorded: Option<&RecordedHost>) -> Result<(VmConfig, Spec), RunError> {
+    let (config, mut cdi_notes, host) = look(config, recorded)?;
+    let host = spec::Host { emulated: recorded.is_some(), ..host };
+    let mut spec = spec::spec(&config, &host)?;
+    spec.notes.append(&mut cdi_notes);
+    Ok((config, spec))
+}
+
+/// What a machine stands on. Functions that have left are not in the plan.
+#[must_use]
+pub fn needs(config: &VmConfig, spec: &Spec, plan: &MachinePlan) -> Needs {
+    let function = |(name, endpoint): (&Name, &Endpoint)| match endpoint {
+        Endpoint::Vfio { at, .. } if plan.pci.by_name(&name.0).is_some() => Some((*at, name.0.clone())),
+        _ => None,
+    };
+    Needs {
+        memory: config.memory.clone(),
+        ranges: plan.map.ram.clone(),
+        bindings: spec.numa.as_ref().map_or_else(Vec::new, |numa| numa.bindings(&plan.map)),
+        functions: spec.endpoints.iter().filter_map(function).collect(),
+    }
 }
 
 /// A guest that has everything but a machine.
 pub struct Guest {
-    config: VmConfig,
-    spec: Spec,
-    plan: MachinePlan,
-    cpuid: CpuId,
+    blueprint: Arc<Blueprint>,
     outputs: Outputs,
     backends: Arc<Backends>,
 }
 
 impl Guest {
-    /// Reads CDI files, looks at the host, plans, opens outputs. The VM that comes with it is for its first machine. The
-    /// devices of a host that is data are emulated.
-    pub fn prepare(config: &VmConfig, options: &RunOptions) -> Result<(Self, Vm), RunError> {
-        let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?;
-        let (config, mut cdi_notes, host) = look(config, recorded.as_ref())?;
-        let host = spec::Host { emulated: recorded.is_some(), ..host };
-        let mut spec = spec::spec(&config, &host)?;
-        spec.notes.append(&mut cdi_notes);
-        let vm = Vm::new()?;
-        let cpuid = vm.supported_cpuid()?;
-        let plan = plan_machine(&config, &spec, cpuid.as_slice())?;
-        for note in notes(&spec, &plan) {
+    /// Looks at what shall run, opens outputs, says what a user should know.
+    pub fn open(blueprint: Arc<Blueprint>, backends: Arc<Backends>) -> Result<Self, RunError> {
+        for note in notes(&blueprint.spec, &blueprint.plan) {
             log::warn!("{note}");
         }
-        machine::check_payload(&config)?;
-        let outputs = Outputs::open(&config)?;
-        let backends = Arc::new(Backends::open(&spec)?);
-        Ok((Self { config, spec, plan, cpuid, outputs, backends }, vm))
+        machine::check_payload(&blueprint.config)?;
+        let outputs = Outputs::open(&blueprint.config)?;
+        Ok(Self { blueprint, outputs, backends })
     }
 
-    /// Runs it to its end and writes out its consoles.
-    pub fn run(&self, vm: Vm, options: &RunOptions, service: Option<&mut Service<'_>>) -> Result<End, RunError> {
-        let design = Design {
-            config: &self.config,
-            spec: &self.spec,
-            plan: &self.plan,
-            added: &[],
-            cpuid: &self.cpuid,
-            backends: &self.backends,
-        };
-        let end = self.outputs.run(vm, &design, options, service);
+    /// Runs it on `ground` to its end and writes out its consoles.
+    pub fn run(
+        &self,
+        ground: Groundwork,
+        named: Option<Named>,
+        options: &RunOptions,
+        service: Option<&mut Service<'_>>,
+    ) -> Result<End, RunError> {
+        let Blueprint { config, spec, plan, cpuid, .. } = &*self.blueprint;
+        let design = Design { config, spec, plan, cpuid, added: &[], backends: &self.backends };
+        let end = self.outputs.run(ground, named, &design, options, service);
         let lost = self.outputs.close();
         if lost > 0 {
             log::warn!("{lost} bytes of console output were lost: the output failed or was too slow");
@@ -114,14 +169,6 @@ fn look(config: &VmConfig, recorded: Option<&RecordedHost>) -> Result<(VmConfig,
         None => host::look(&config)?,
     };
     Ok((config, notes, host))
-}
-
-/// Looks for mistakes in a configuration that can be found without starting anything.
-pub fn check(config: &VmConfig) -> Result<(), RunError> {
-    let (config, _) = cdi::apply(config)?;
-    let host = host::look(&config)?;
-    spec::spec(&config, &host)?;
-    Ok(())
 }
 
 /// Plans without a machine, for physical addresses of `address_bits`, by default this processor's.
@@ -275,6 +322,9 @@ pub enum RunError {
     /// KVM.
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    /// Memory and host functions.
+    #[error(transparent)]
+    Groundwork(#[from] GroundworkError),
     /// Building.
     #[error(transparent)]
     Machine(#[from] MachineError),

@@ -1,9 +1,10 @@
-//! Serves the API: waits for commands while there is no machine, and runs one when it is asked to.
+//! Serves the API: waits for commands while no machine runs, and runs one when it is asked to.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use api::channel::{Inbox, channel};
 use api::command::{Command, Reply};
@@ -11,19 +12,25 @@ use api::config::{Policy, ResetPolicy, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::http::{Limits, ServeError as ServerError, Server};
 use api::info::{Phase, Published, VmInfo};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
+use crate::additions;
 use crate::cli::RunOptions;
 use crate::driver::End;
+use crate::listing;
 use crate::policy;
 use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
 use crate::spec::SpecError;
+use crate::vcpu::Named;
+use crate::waiting::{Boot, Waiting};
 
 /// How long clients may take to read their last reply when the process ends.
 const LAST_WORD: Duration = Duration::from_secs(2);
+/// How often clients are told how far memory is.
+const TICK: Duration = Duration::from_millis(100);
 
 /// Listens at `socket`, and starts `config` at once if it is given. Returns the exit code of the process: when a guest ended by
 /// itself, or a command or signal asked for it.
@@ -33,7 +40,6 @@ pub fn serve(config: Option<VmConfig>, options: &RunOptions, socket: &Path) -> R
     // From here on a signal ends the process by this thread, which removes the socket.
     let signals = Signals::handle().map_err(ServeError::Channel)?;
     let published = Published::new();
-    let started_by_flags = config.is_some();
     let policy = policy::load().map(|source| source.policy).map_err(|error| {
         let why = ApiError::from_error(ErrorKind::BadRequest, &error);
         log::error!("{why}; vm.create will be refused");
@@ -42,64 +48,172 @@ pub fn serve(config: Option<VmConfig>, options: &RunOptions, socket: &Path) -> R
     let base = policy.as_ref().map(Policy::base).unwrap_or_default();
     let mut options = options.clone();
     options.no_reboot |= policy.as_ref().is_ok_and(|policy| config.is_none() && policy.reset == ResetPolicy::Exit);
-    let options = &options;
-    let mut state = State { config, inbox: &inbox, published: &published, signals, policy };
-    if started_by_flags {
+    if let Some(config) = &config {
         // A client that is there before the machine finds it on its way.
-        state.publish(Phase::Starting);
+        publish(&published, config, Phase::Starting);
     }
     let server = Server::start(socket, controller, published.clone(), base, Limits::default())?;
-    let done = if started_by_flags { state.boot(options, None) } else { Ok(None) };
-    let code = match done {
-        Ok(Some(code)) => Ok(code),
-        Ok(None) => state.idle(options),
-        Err(error) => Err(error),
-    };
+    let mut state = State { inbox: &inbox, published: &published, signals, policy, options: &options, vm: None };
+    let code = state.run(config);
+    drop(state);
     drop(inbox);
     server.close(LAST_WORD);
     code
 }
 
 struct State<'a> {
-    config: Option<VmConfig>,
     inbox: &'a Inbox,
     published: &'a Published,
     signals: Signals,
     /// For machines that clients create, or why there are none.
     policy: Result<Policy, ApiError>,
+    options: &'a RunOptions,
+    /// The machine, while it does not run.
+    vm: Option<Waiting>,
 }
 
 impl State<'_> {
-    /// Runs the configured machine. Returns the exit code when the process is to end.
-    fn boot(&mut self, options: &RunOptions, starter: Option<Reply<()>>) -> Result<Option<u8>, ServeError> {
-        let Some(config) = self.config.clone() else {
-            answer(starter, Err(ApiError::new(ErrorKind::NotFound, "there is no virtual machine: create one first")));
-            return Ok(None);
-        };
-        self.publish(Phase::Starting);
+    /// Waits for commands, memory and signals while no machine runs. Returns the exit code when the process is to end.
+    fn run(&mut self, config: Option<VmConfig>) -> Result<u8, ServeError> {
+        if let Some(config) = config {
+            let mut vm = Waiting::new(config, self.options.host.as_deref(), Instant::now())?;
+            vm.boot = Some(Boot { starter: None, promised: None });
+            self.vm = Some(vm);
+        }
+        loop {
+            if let Some(code) = self.go_on()? {
+                return Ok(code);
+            }
+            while let Some(command) = self.inbox.next() {
+                if let Some(code) = self.obey(command) {
+                    return Ok(code);
+                }
+            }
+            if self.vm.as_ref().is_some_and(Waiting::can_go_on) {
+                continue;
+            }
+            self.wait()?;
+            if let Some(signal) = self.signals.take() {
+                self.leave();
+                return Ok(exit_code(End::Signal(signal)));
+            }
+        }
+    }
+
+    /// Waits until something happens, or a moment while memory is on its way.
+    fn wait(&self) -> Result<(), ServeError> {
+        // SAFETY: the descriptor of the signals' event is never closed.
+        let signal = unsafe { BorrowedFd::borrow_raw(self.signals.event().as_raw_fd()) };
+        let event = self.vm.as_ref().and_then(Waiting::event);
+        // SAFETY: the event outlives the wait: `self` is borrowed until its end.
+        let event = event.map(|event| unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) });
+        let mut waited = vec![PollFd::new(self.inbox, PollFlags::IN), PollFd::from_borrowed_fd(signal, PollFlags::IN)];
+        waited.extend(event.map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN)));
+        let limit = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+        match poll(&mut waited, event.map(|_| &limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(ServeError::Channel(error.into())),
+        }
+    }
+
+    /// Follows the preparation of memory and starts a machine that waited for it. Returns the exit code when the process is
+    /// to end.
+    fn go_on(&mut self) -> Result<Option<u8>, ServeError> {
+        let Some(vm) = &mut self.vm else { return Ok(None) };
+        vm.follow();
+        if vm.can_go_on() {
+            return self.start();
+        }
+        let progress = vm.progress();
+        if self.published.get().is_some_and(|info| info.progress != progress) {
+            self.published.update(|info| info.progress = progress);
+        }
+        let after = self.policy.as_ref().map_or_else(|_| Policy::default().answer_after, |policy| policy.answer_after);
+        if vm.answer_at(after).is_some_and(|at| at <= Instant::now()) {
+            self.promise();
+        }
+        Ok(None)
+    }
+
+    /// Answers a start before memory is there.
+    fn promise(&mut self) {
+        let Some(vm) = &mut self.vm else { return };
+        let Some(boot) = &mut vm.boot else { return };
+        match Named::new(0..vm.blueprint.config.cpus.count) {
+            Ok(named) => {
+                boot.promised = Some(named);
+                let starter = boot.starter.take();
+                log::info!("vm.boot is answered; the guest starts when its memory is prepared");
+                self.publish(Phase::Running);
+                answer(starter, Ok(()));
+            }
+            Err(error) => {
+                let starter = boot.starter.take();
+                vm.boot = None;
+                vm.release();
+                self.publish(Phase::Created);
+                answer(starter, Err(ApiError::from_error(ErrorKind::Internal, &error)));
+            }
+        }
+    }
+
+    /// Runs the machine to its end. Returns the exit code when the process is to end.
+    fn start(&mut self) -> Result<Option<u8>, ServeError> {
+        let Some(mut vm) = self.vm.take() else { return Ok(None) };
+        let Some(Boot { starter, promised }) = vm.boot.take() else { return Ok(None) };
         let by_command = starter.is_some();
-        let mut service =
-            Service { inbox: self.inbox, published: self.published, starter, enders: Vec::new(), after: After::Nothing };
-        let ended = Guest::prepare(&config, options).and_then(|(guest, vm)| guest.run(vm, options, Some(&mut service)));
+        let ground = vm.take_ground();
+        let Waiting { config, blueprint, backends, .. } = vm;
+        let mut service = Service {
+            inbox: self.inbox,
+            published: self.published,
+            policy: self.policy.as_ref().ok(),
+            starter,
+            enders: Vec::new(),
+            after: After::Nothing,
+        };
+        let again = Waiting::again(config, Arc::clone(&blueprint), Arc::clone(&backends), Instant::now());
+        let ended = ground
+            .map_err(RunError::from)
+            .and_then(|ground| Ok((ground, Guest::open(blueprint, backends)?)))
+            .and_then(|(ground, guest)| guest.run(ground, promised, self.options, Some(&mut service)));
         let Service { starter, enders, after, .. } = service;
         let code = match ended {
-            Ok(end) => self.follow(end, after),
+            Ok(end) => match after {
+                After::Nothing => Some(exit_code(end)),
+                After::Exit => Some(exit_code::POWER_OFF),
+                After::Created => {
+                    self.vm = Some(again);
+                    self.publish(Phase::Created);
+                    None
+                }
+                After::Absent => {
+                    self.published.set(None);
+                    None
+                }
+            },
             Err(error) => {
                 let signal = self.signals.take();
+                // A machine that could not be started is still there to be started again.
                 let told = by_command && starter.is_some();
                 if told {
-                    // A machine that could not be started is still there to be started again.
+                    self.vm = Some(again);
                     self.publish(Phase::Created);
                 }
                 let why = match signal {
                     Some(signal) => ApiError::new(ErrorKind::Internal, format!("signal {signal} ended the process")),
                     None => ApiError::from_error(ErrorKind::Internal, &error),
                 };
-                answer(starter, Err(why));
                 match signal {
-                    Some(signal) => Some(exit_code(End::Signal(signal))),
-                    None if told => None,
-                    None => return Err(error.into()),
+                    None if !told => {
+                        log::error!("the guest cannot start: {why}");
+                        answer(starter, Err(why));
+                        return Err(error.into());
+                    }
+                    signal => {
+                        answer(starter, Err(why));
+                        signal.map(|signal| exit_code(End::Signal(signal)))
+                    }
                 }
             }
         };
@@ -107,98 +221,135 @@ impl State<'_> {
         Ok(code)
     }
 
-    fn follow(&mut self, end: End, after: After) -> Option<u8> {
-        match after {
-            After::Nothing => Some(exit_code(end)),
-            After::Exit => Some(exit_code::POWER_OFF),
-            After::Created => {
-                self.publish(Phase::Created);
-                None
-            }
-            After::Absent => {
-                self.config = None;
-                self.published.set(None);
-                None
-            }
-        }
-    }
-
-    /// Waits for commands while there is no machine.
-    fn idle(&mut self, options: &RunOptions) -> Result<u8, ServeError> {
-        loop {
-            while let Some(command) = self.inbox.next() {
-                if let Some(code) = self.obey(command, options)? {
-                    return Ok(code);
-                }
-            }
-            // SAFETY: the descriptor of the signals' event is never closed.
-            let signal = unsafe { BorrowedFd::borrow_raw(self.signals.event().as_raw_fd()) };
-            let mut waited = [PollFd::new(self.inbox, PollFlags::IN), PollFd::from_borrowed_fd(signal, PollFlags::IN)];
-            match poll(&mut waited, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(ServeError::Channel(error.into())),
-            }
-            if let Some(signal) = self.signals.take() {
-                return Ok(exit_code(End::Signal(signal)));
-            }
-        }
-    }
-
-    fn obey(&mut self, command: Command, options: &RunOptions) -> Result<Option<u8>, ServeError> {
+    fn obey(&mut self, command: Command) -> Option<u8> {
         match command {
-            Command::Create { config, reply } => {
-                let created = self.create(*config);
-                reply.send(created);
-            }
-            Command::Boot { reply } => return self.boot(options, Some(reply)),
+            Command::Create { config, reply } => reply.send(self.create(*config)),
+            Command::Boot { reply } => self.boot(reply),
             Command::Delete { reply } => {
-                self.config = None;
+                self.end_start("vm.delete");
+                self.vm = None;
                 self.published.set(None);
+                reply.send(Ok(()));
+            }
+            Command::Shutdown { reply } if self.is_starting() => {
+                self.end_start("vm.shutdown");
+                self.publish(Phase::Created);
                 reply.send(Ok(()));
             }
             Command::VmmShutdown { reply } => {
                 reply.send(Ok(()));
-                return Ok(Some(exit_code::POWER_OFF));
+                self.leave();
+                return Some(exit_code::POWER_OFF);
             }
-            other => {
-                let (kind, what) = match &self.config {
-                    None => (ErrorKind::NotFound, "there is no virtual machine: create one first"),
-                    Some(_) => (ErrorKind::WrongState, "the virtual machine does not run: boot it first"),
-                };
-                let what = format!("{}: {what}", other.name());
-                other.refuse(ApiError::new(kind, what));
-            }
+            other => self.add_or_refuse(other),
         }
-        Ok(None)
+        None
+    }
+
+    /// Adds a device to a machine that was not started, or says why the command cannot be carried out.
+    fn add_or_refuse(&mut self, command: Command) {
+        let starting = self.is_starting();
+        let refusal = match &self.vm {
+            None => ApiError::new(ErrorKind::NotFound, "there is no virtual machine: create one first"),
+            Some(_) if starting => ApiError::new(
+                ErrorKind::WrongState,
+                "the virtual machine's memory is being prepared: wait until vm.info shows no progress any more",
+            ),
+            Some(vm) => match additions::apply(&command, &vm.config) {
+                Some(config) => return self.add(command, config),
+                None => ApiError::new(ErrorKind::WrongState, "the virtual machine does not run: boot it first"),
+            },
+        };
+        let name = command.name();
+        command.refuse(refusal.within(name));
+    }
+
+    fn add(&mut self, command: Command, mut config: VmConfig) {
+        if let Ok(policy) = &self.policy {
+            config.devices.iter_mut().for_each(|device| policy.complete(device));
+        }
+        let Some(vm) = &mut self.vm else { return };
+        match vm.change(config) {
+            Ok(()) => {
+                self.publish(Phase::Created);
+                additions::done(command);
+            }
+            Err(error) => command.refuse(ApiError::from_error(kind(&error), &error)),
+        }
     }
 
     fn create(&mut self, mut config: VmConfig) -> Result<(), ApiError> {
-        if self.config.is_some() {
+        if self.vm.is_some() {
             return Err(ApiError::wrong_state("vm.create", &"there already; delete it first"));
         }
         let policy = self.policy.as_ref().map_err(Clone::clone)?;
         config.devices.iter_mut().for_each(|device| policy.complete(device));
-        run::check(&config).map_err(|error| ApiError::from_error(kind(&error), &error))?;
-        self.config = Some(config);
+        let vm = Waiting::new(config, None, Instant::now()).map_err(|error| ApiError::from_error(kind(&error), &error))?;
+        self.vm = Some(vm);
         self.publish(Phase::Created);
         Ok(())
     }
 
+    fn boot(&mut self, reply: Reply<()>) {
+        let starting = self.is_starting();
+        let Some(vm) = &mut self.vm else {
+            return reply.send(Err(ApiError::new(ErrorKind::NotFound, "there is no virtual machine: create one first")));
+        };
+        if starting {
+            return reply.send(Err(ApiError::new(ErrorKind::WrongState, "the virtual machine starts already")));
+        }
+        match vm.begin(Instant::now()) {
+            Ok(()) => {
+                vm.boot = Some(Boot { starter: Some(reply), promised: None });
+                self.publish(Phase::Starting);
+            }
+            Err(error) => reply.send(Err(ApiError::from_error(ErrorKind::Internal, &error))),
+        }
+    }
+
+    fn is_starting(&self) -> bool {
+        self.vm.as_ref().is_some_and(|vm| vm.boot.is_some())
+    }
+
+    /// Breaks off a start, and the preparation of memory with it.
+    fn end_start(&mut self, by: &str) {
+        let Some(vm) = &mut self.vm else { return };
+        vm.release();
+        if let Some(boot) = vm.boot.take() {
+            answer(boot.starter, Err(ApiError::new(ErrorKind::WrongState, format!("{by} came before the start"))));
+        }
+    }
+
+    /// The process ends; the kernel takes memory back faster than it could be given back piece by piece.
+    fn leave(&mut self) {
+        if let Some(vm) = self.vm.take() {
+            vm.abandon();
+        }
+    }
+
     fn publish(&self, phase: Phase) {
-        self.published.set(self.config.clone().map(|config| VmInfo {
+        let Some(vm) = &self.vm else { return };
+        let config = &vm.config;
+        self.published.set(Some(VmInfo {
             memory: config.memory.size.bytes(),
-            config,
+            config: config.clone(),
             phase,
-            progress: None,
-            devices: Vec::new(),
+            progress: vm.progress(),
+            devices: listing::planned(&vm.blueprint),
         }));
     }
+}
+
+fn publish(published: &Published, config: &VmConfig, phase: Phase) {
+    let memory = config.memory.size.bytes();
+    published.set(Some(VmInfo { memory, config: config.clone(), phase, progress: None, devices: Vec::new() }));
 }
 
 /// Whose fault a configuration is that cannot be.
 const fn kind(error: &RunError) -> ErrorKind {
     match error {
         RunError::Spec(SpecError::NoDevice { .. }) => ErrorKind::Unsupported,
+        RunError::Kvm(_) | RunError::Groundwork(_) => ErrorKind::Internal,
         _ => ErrorKind::BadRequest,
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use api::channel::Inbox;
 use api::command::{Command, Reply, Resize};
-use api::config::VmConfig;
+use api::config::{Policy, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::info::{Phase, Published, VmInfo};
 
@@ -37,6 +37,8 @@ pub struct Service<'a> {
     pub inbox: &'a Inbox,
     /// Where the machine's state is made known.
     pub published: &'a Published,
+    /// What the operator has decided.
+    pub policy: Option<&'a Policy>,
     /// Who asked for the start or the reset, until it has happened.
     pub starter: Option<Reply<()>>,
     /// Who asked for the end; answered when the machine is gone.
@@ -125,7 +127,10 @@ impl<'a, 's> Session<'a, 's> {
                 reply.send(Ok(()));
             }
             Command::Resize { to, reply } => reply.send(self.resize(to)),
-            Command::AddDevice { functions, reply } => {
+            Command::AddDevice { mut functions, reply } => {
+                if let Some(policy) = self.service.policy {
+                    functions.iter_mut().for_each(|function| policy.complete(function));
+                }
                 let added = self.hotplug.add(self.machine, self.config, &functions);
                 reply.send(added.map(|id| listing::device(self.machine, &self.hotplug, &id)).map_err(|error| error.for_client()));
                 self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));

@@ -23,6 +23,7 @@ use rustix::fs::MemfdFlags;
 use thiserror::Error;
 
 use crate::cli::{DemoOptions, RunOptions};
+use crate::groundwork::Groundwork;
 use crate::kvm::Vm;
 use crate::machine::Design;
 use crate::outputs::Outputs;
@@ -58,7 +59,8 @@ pub fn run(options: &DemoOptions) -> Result<u8, DemoError> {
     let boot = RunOptions { no_reboot: true, time_limit: Some(LIMIT), ..RunOptions::default() };
     let backends = Arc::default();
     let design = Design { config: &config, spec: &spec, plan: &plan, added: &[], cpuid: &cpuid, backends: &backends };
-    let end = outputs.run(vm, &design, &boot, None).map(exit_code);
+    let ground = Groundwork::open(vm, &run::needs(&config, &spec, &plan), None).map_err(RunError::from)?;
+    let end = outputs.run(ground, None, &design, &boot, None).map(exit_code);
     outputs.close();
     let (seen, report) = (text(&mut serial)?, text(&mut debug)?);
     let seen = Seen(&seen);

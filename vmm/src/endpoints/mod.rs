@@ -27,9 +27,9 @@ use vm_memory::GuestMemoryMmap;
 use crate::address_space::{AddressSpace, BusMaster};
 use crate::backends::{BackendError, Backends};
 use crate::effects::Endpoint;
+use crate::groundwork::{self, Functions, GroundworkError};
 use crate::host;
 use crate::kvm::{GsiTable, KvmError, SharedIntx, SignalMsi, Vm};
-use crate::memory;
 use crate::spec::{self, Spec};
 
 /// What endpoints of one machine are made with.
@@ -43,6 +43,8 @@ pub struct Factory {
     routes: GsiTable,
     msi: Arc<dyn MsiPort>,
     domain: Option<Arc<Domain>>,
+    /// Host functions that were opened before the machine was made.
+    open: BTreeMap<HostBdf, HostFunction<Hardware>>,
     wires: BTreeMap<u32, Arc<SharedIntx>>,
 }
 
@@ -63,12 +65,20 @@ pub struct Order<'a> {
 }
 
 impl Factory {
-    /// For the machine `vm` with memory `ram`; virtio devices use `backends`.
+    /// For the machine `vm` with memory `ram`; virtio devices use `backends`. `functions` are open and reach `ram`.
     #[must_use]
-    pub fn new(vm: Arc<Vm>, ram: GuestMemoryMmap, space: Arc<AddressSpace>, routes: GsiTable, backends: Arc<Backends>) -> Self {
+    pub fn new(
+        vm: Arc<Vm>,
+        ram: GuestMemoryMmap,
+        functions: Functions,
+        space: Arc<AddressSpace>,
+        routes: GsiTable,
+        backends: Arc<Backends>,
+    ) -> Self {
         let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
         let memory = Memory::new(ram.clone());
-        Self { vm, ram, memory, backends, space, routes, msi, domain: None, wires: BTreeMap::new() }
+        let Functions { domain, open } = functions;
+        Self { vm, ram, memory, backends, space, routes, msi, domain, open, wires: BTreeMap::new() }
     }
 
     /// Makes all of `plan`'s functions and the tree that holds them, programmed as planned.
@@ -158,6 +168,19 @@ impl Factory {
         at: HostBdf,
         options: &VfioOptions,
     ) -> Result<VfioFunction<Hardware>, FunctionError> {
+        let host = match self.open.remove(&at) {
+            Some(host) => host,
+            None => self.open_late(order.name, at)?,
+        };
+        if host.bars() != order.bars {
+            return Err(FunctionError::Changed { at });
+        }
+        let events = self.wire(order.gsi).map(SharedIntx::events).transpose().map_err(FunctionError::Event)?;
+        Ok(VfioFunction::new(host, options, Arc::new(self.routes.clone()), events, order.id)?)
+    }
+
+    /// Opens a host function that nobody expected when the machine was made.
+    fn open_late(&mut self, name: &str, at: HostBdf) -> Result<HostFunction<Hardware>, FunctionError> {
         let path = host::scan::directory(Path::new(host::SYSFS), at);
         let domain = match &self.domain {
             Some(domain) => Arc::clone(domain),
@@ -165,23 +188,13 @@ impl Factory {
         };
         // The kernel forgets all maps when the last function leaves the domain.
         let forgotten = domain.is_empty();
-        let host = HostFunction::open(order.name, &path, &domain)?;
+        let host = HostFunction::open(name, &path, &domain)?;
         if forgotten {
-            map_ram(&domain, &self.ram)?;
+            groundwork::map_ram(&domain, &self.ram)?;
         }
         self.domain = Some(domain);
-        if host.bars() != order.bars {
-            return Err(FunctionError::Changed { at });
-        }
-        let events = self.wire(order.gsi).map(SharedIntx::events).transpose().map_err(FunctionError::Event)?;
-        Ok(VfioFunction::new(host, options, Arc::new(self.routes.clone()), events, order.id)?)
+        Ok(host)
     }
-}
-
-/// Whether any endpoint is a function of the host.
-#[must_use]
-pub fn passes_through(spec: &Spec) -> bool {
-    spec.endpoints.values().any(|endpoint| matches!(endpoint, spec::Endpoint::Vfio { .. }))
 }
 
 /// Where the guest finds a function: below a port, with that port's link, on a conventional bus, or on a root bus.
@@ -195,15 +208,6 @@ fn placement(plan: &Plan, planned: &PlannedFunction) -> Placement {
         Some(PlannedKind::Port(port)) => Placement::BelowPort(port.spec.link),
         _ => Placement::RootBus,
     }
-}
-
-/// Lets passed-through devices reach all of RAM.
-fn map_ram(domain: &Domain, ram: &GuestMemoryMmap) -> Result<(), FunctionError> {
-    for region in memory::regions(ram) {
-        // SAFETY: the machine keeps RAM mapped until its DMA domain has ended.
-        unsafe { domain.map(region.at, region.len, region.host, "RAM") }.map_err(FunctionError::Ram)?;
-    }
-    Ok(())
 }
 
 /// Endpoints that cannot be made.
@@ -233,8 +237,8 @@ pub enum FunctionError {
     #[error(transparent)]
     Kvm(#[from] KvmError),
     /// RAM cannot be mapped for DMA.
-    #[error("cannot let the passed-through devices reach RAM")]
-    Ram(#[source] DomainError),
+    #[error(transparent)]
+    Ram(#[from] GroundworkError),
     /// A host function.
     #[error(transparent)]
     Vfio(#[from] VfioError),

@@ -8,4 +8,4 @@ mod thread;
 pub use counters::{Count, Counters, NAMES};
 pub use gate::Gate;
 pub use setup::{SetupError, Vcpu, VcpuDesign, create};
-pub use thread::{Ended, Runner, ThreadError, Threads};
+pub use thread::{Ended, Named, Runner, ThreadError, Threads};

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -62,23 +63,19 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Starts one thread for each vCPU.
-    pub fn start(vcpus: Vec<Vcpu>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
+    /// Starts one thread for each vCPU, or has the threads `named` run them.
+    pub fn start(vcpus: Vec<Vcpu>, named: Option<Named>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
         register_signal_handler(SIGRTMIN(), ignore).map_err(|error| ThreadError::Signal { source: error.into() })?;
+        let mut named = match named {
+            Some(named) => named,
+            None => Named::new(vcpus.iter().map(|vcpu| vcpu.id))?,
+        };
         let mut started =
             Self { stop: Arc::clone(&runner.stop), gate: Arc::clone(&runner.gate), threads: Vec::new(), counters: Vec::new() };
-        for mut vcpu in vcpus {
+        for (vcpu, (thread, start)) in vcpus.into_iter().zip(named.0.drain(..)) {
             let counters = Arc::new(Counters::default());
-            let id = vcpu.id;
-            let (mine, runner) = (Arc::clone(&counters), Arc::clone(runner));
-            let thread = thread::Builder::new()
-                .name(format!("vcpu{id}"))
-                .stack_size(STACK)
-                .spawn(move || {
-                    pin(&vcpu);
-                    runner.run(&mut vcpu, &mine);
-                })
-                .map_err(|source| ThreadError::Start { id, source })?;
+            // A thread that waits for its vCPU takes it.
+            let _ = start.send(Work { vcpu, counters: Arc::clone(&counters), runner: Arc::clone(runner) });
             started.threads.push(thread);
             started.counters.push(counters);
         }
@@ -131,6 +128,52 @@ impl Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Threads that have their names and wait for their vCPUs: others look for them before memory is there. They end when this is
+/// dropped, before it is gone.
+pub struct Named(Vec<(JoinHandle<()>, Sender<Work>)>);
+
+struct Work {
+    vcpu: Vcpu,
+    counters: Arc<Counters>,
+    runner: Arc<Runner>,
+}
+
+impl Named {
+    /// A thread for each of these vCPUs. They have their names when this returns.
+    pub fn new(ids: impl IntoIterator<Item = u8>) -> Result<Self, ThreadError> {
+        let (here, all_here) = mpsc::channel::<()>();
+        let thread = |id| {
+            let (start, work) = mpsc::channel::<Work>();
+            let here = here.clone();
+            let run = move || {
+                // Nobody waits if another thread could not be started.
+                let _ = here.send(());
+                drop(here);
+                if let Ok(Work { mut vcpu, counters, runner }) = work.recv() {
+                    pin(&vcpu);
+                    runner.run(&mut vcpu, &counters);
+                }
+            };
+            let thread = thread::Builder::new().name(format!("vcpu{id}")).stack_size(STACK).spawn(run);
+            Ok((thread.map_err(|source| ThreadError::Start { id, source })?, start))
+        };
+        let named: Vec<_> = ids.into_iter().map(thread).collect::<Result<_, _>>()?;
+        for _ in &named {
+            let _ = all_here.recv();
+        }
+        Ok(Self(named))
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        for (thread, start) in self.0.drain(..) {
+            drop(start);
+            drop(thread.join());
+        }
     }
 }
 

@@ -1,0 +1,169 @@
+//! A machine that is created and does not run: what it is made of, how far the ground below it is laid, who waits for its start.
+//!
+//! Ground is laid from vm.create on, on threads of its own. Devices that are added before the start change the plan and not
+//! the ground, unless they are functions of the host.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::command::Reply;
+use api::config::VmConfig;
+use api::info::Progress;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::backends::Backends;
+use crate::groundwork::{Groundwork, GroundworkError, Laying};
+use crate::host::recorded::RecordedHost;
+use crate::kvm::Vm;
+use crate::run::{Blueprint, RunError};
+use crate::vcpu::Named;
+
+/// A machine before its start, or after its end.
+pub struct Waiting {
+    /// As clients asked for it.
+    pub config: VmConfig,
+    /// What it is to be.
+    pub blueprint: Arc<Blueprint>,
+    /// What its devices use of the host.
+    pub backends: Arc<Backends>,
+    /// Who wants it to start.
+    pub boot: Option<Boot>,
+    ground: Ground,
+    /// When laying the ground began.
+    since: Instant,
+}
+
+/// A start that somebody asked for.
+pub struct Boot {
+    /// Who asked, until there is an answer; `None` for the command line.
+    pub starter: Option<Reply<()>>,
+    /// The answer was given before memory was there. The threads have their names already.
+    pub promised: Option<Named>,
+}
+
+enum Ground {
+    /// Nothing is begun.
+    None,
+    Laying(Laying),
+    Laid(Box<Groundwork>),
+    Failed(GroundworkError),
+}
+
+impl Waiting {
+    /// Checks and plans a machine, opens what it uses, and begins to lay its ground. The devices of a host that is data, in
+    /// the file or directory `host`, are emulated.
+    pub fn new(config: VmConfig, host: Option<&Path>, now: Instant) -> Result<Self, RunError> {
+        let recorded = host.map(RecordedHost::read).transpose()?.map(Arc::new);
+        let (blueprint, vm) = Blueprint::new(&config, recorded)?;
+        let backends = Arc::new(Backends::open(&blueprint.spec)?);
+        let ground = lay(vm, &blueprint)?;
+        Ok(Self { config, blueprint: Arc::new(blueprint), backends, boot: None, ground, since: now })
+    }
+
+    /// A machine that ran, with what it keeps.
+    #[must_use]
+    pub const fn again(config: VmConfig, blueprint: Arc<Blueprint>, backends: Arc<Backends>, now: Instant) -> Self {
+        Self { config, blueprint, backends, boot: None, ground: Ground::None, since: now }
+    }
+
+    /// Changes what it is to be. Nothing changes if that cannot be.
+    pub fn change(&mut self, config: VmConfig) -> Result<(), RunError> {
+        let blueprint = self.blueprint.changed(&config)?;
+        self.backends.open_all(&blueprint.spec)?;
+        let moved = blueprint.needs() != self.blueprint.needs();
+        (self.config, self.blueprint) = (config, Arc::new(blueprint));
+        if moved {
+            // Host functions are open for one holder only.
+            self.ground = Ground::None;
+            self.begin(Instant::now())?;
+        }
+        Ok(())
+    }
+
+    /// Begins to lay the ground if nobody has, or if that failed.
+    pub fn begin(&mut self, now: Instant) -> Result<(), RunError> {
+        if matches!(self.ground, Ground::None | Ground::Failed(_)) {
+            // What failed is let go before it is tried again.
+            self.ground = Ground::None;
+            // The host may be another than when the machine was created.
+            let (blueprint, vm) = Blueprint::new(&self.config, self.blueprint.recorded.clone())?;
+            self.ground = lay(vm, &blueprint)?;
+            (self.blueprint, self.since) = (Arc::new(blueprint), now);
+        }
+        Ok(())
+    }
+
+    /// Notes that the ground is laid, or could not be. Returns whether that is news.
+    pub fn follow(&mut self) -> bool {
+        if !matches!(&self.ground, Ground::Laying(laying) if laying.is_done()) {
+            return false;
+        }
+        if let Ground::Laying(laying) = std::mem::replace(&mut self.ground, Ground::None) {
+            self.ground = match laying.finish() {
+                Ok(ground) => Ground::Laid(Box::new(ground)),
+                Err(error) => Ground::Failed(error),
+            };
+        }
+        true
+    }
+
+    /// Readable when there may be news.
+    #[must_use]
+    pub fn event(&self) -> Option<&EventFd> {
+        match &self.ground {
+            Ground::Laying(laying) => Some(laying.event()),
+            _ => None,
+        }
+    }
+
+    /// How far the ground is laid.
+    #[must_use]
+    pub fn progress(&self) -> Option<Progress> {
+        match &self.ground {
+            Ground::Laying(laying) => Some(laying.progress()),
+            _ => None,
+        }
+    }
+
+    /// When a start is to be answered, whether or not memory is there: `after` vm.create.
+    #[must_use]
+    pub fn answer_at(&self, after: Duration) -> Option<Instant> {
+        let waits = self.boot.as_ref().is_some_and(|boot| boot.starter.is_some() && boot.promised.is_none());
+        waits.then(|| self.since + after)
+    }
+
+    /// Whether a start can go on: the ground is laid, or will never be.
+    #[must_use]
+    pub const fn can_go_on(&self) -> bool {
+        self.boot.is_some() && matches!(self.ground, Ground::Laid(_) | Ground::Failed(_))
+    }
+
+    /// The ground, for the start. Without one it has to be laid again.
+    pub fn take_ground(&mut self) -> Result<Groundwork, GroundworkError> {
+        match std::mem::replace(&mut self.ground, Ground::None) {
+            Ground::Laid(ground) => Ok(*ground),
+            Ground::Laying(laying) => laying.finish(),
+            Ground::Failed(error) => Err(error),
+            Ground::None => Err(GroundworkError::Stopped),
+        }
+    }
+
+    /// Lets go of it for the end of the process: nothing is waited for or given back.
+    pub fn abandon(mut self) {
+        if let Ground::Laying(laying) = &self.ground {
+            laying.stop();
+        }
+        std::mem::forget(std::mem::replace(&mut self.ground, Ground::None));
+    }
+
+    /// Breaks off what is under way and gives memory and host functions back.
+    pub fn release(&mut self) {
+        self.ground = Ground::None;
+    }
+}
+
+fn lay(vm: Vm, blueprint: &Blueprint) -> Result<Ground, RunError> {
+    let ground = Groundwork::open(vm, &blueprint.needs(), None)?;
+    Ok(if ground.is_laid() { Ground::Laid(Box::new(ground)) } else { Ground::Laying(Laying::start(ground)?) })
+}
