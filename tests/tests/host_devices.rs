@@ -53,6 +53,13 @@ fn add(sys: &Path, path: &str, class: u32, express: u8, group: u32, driver: Opti
 
 /// Plans a guest with `devices` on a host with a GPU of two functions, a NIC and a disk behind root ports.
 fn plan(capabilities: Capabilities, prepare: &str, arguments: &[&str], devices: &[&str]) -> Outcome {
+    let flags = devices.iter().flat_map(|device| ["--device", device]);
+    let arguments: Vec<&str> = ["run", "--dry-run"].into_iter().chain(arguments.iter().copied()).chain(flags).collect();
+    on_host(capabilities, prepare, &arguments)
+}
+
+/// Runs Banyan on that host.
+fn on_host(capabilities: Capabilities, prepare: &str, arguments: &[&str]) -> Outcome {
     let sys = tempfile::tempdir().unwrap();
     let add = |path, class, express, group, driver| add(sys.path(), path, class, express, group, driver);
     add("pci0000:00/0000:00:01.0", 0x06_0400, ROOT_PORT, 1, Some("pcieport"));
@@ -64,9 +71,7 @@ fn plan(capabilities: Capabilities, prepare: &str, arguments: &[&str], devices: 
     add("pci0000:00/0000:00:03.0/0000:03:00.0", 0x01_0802, ENDPOINT, 30, Some("vfio-pci"));
     add("pci0000:00/0000:00:03.0/0000:03:00.1", 0x01_0802, ENDPOINT, 30, Some("nvme"));
     let prepare = format!("mount --bind '{}' /sys && {prepare}", sys.path().display());
-    let flags = devices.iter().flat_map(|device| ["--device", device]);
-    let arguments: Vec<&str> = ["run", "--dry-run"].into_iter().chain(arguments.iter().copied()).chain(flags).collect();
-    with_other_mounts(&prepare, capabilities, &arguments)
+    with_other_mounts(&prepare, capabilities, arguments)
 }
 
 #[test]
@@ -106,4 +111,40 @@ fn case_c3_a_part_of_a_group_is_planned_with_a_warning_that_lists_the_rest() {
 fn case_c5_a_low_limit_of_locked_memory_is_refused_with_both_numbers() {
     let outcome = plan(Capabilities::None, "ulimit -l 64", &["--memory", "1G"], &["01:00.0,id=gpu", "01:00.1"]);
     outcome.expect_code(1).expect_error(&["1073741824 bytes", "65536 bytes", "ulimit -l 1048576", "CAP_IPC_LOCK"]);
+}
+
+#[test]
+#[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
+fn a_check_names_all_that_is_wrong_at_once_and_starts_nothing() {
+    let arguments = ["check", "--memory", "1G", "--device", "02:00.0,id=nic", "--device", "03:00.0,id=disk"];
+    let outcome = on_host(Capabilities::None, "ulimit -l 64", &arguments);
+    outcome.expect_code(2).expect_output(&[
+        "problem  driver   nic: 0000:02:00.0 is bound to mlx5_core",
+        "problem  group    disk: its IOMMU group 30 is not viable",
+        "problem  memlock  host: devices that are passed through need 1073741824 bytes",
+        "problem  access   /dev/vfio/30: cannot be opened",
+        "nic   disk  root complex",
+    ]);
+    let json = on_host(Capabilities::All, "true", &["check", "--json", "01:00.0,id=gpu", "01:00.1"]);
+    let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(report["devices"][0]["name"], "gpu", "{json}");
+    assert_eq!(report["result"], "problem", "{json}");
+    on_host(Capabilities::All, "true", &["check", "04:00.0"]).expect_code(2).expect_output(&["no PCI function 0000:04:00.0"]);
+    on_host(Capabilities::All, "true", &["check", "--host", "/nonexistent", "1:0.0"]).expect_code(2);
+}
+
+#[test]
+#[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
+fn cdi_files_that_are_generated_lead_to_the_devices_by_name_address_and_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    on_host(Capabilities::All, "true", &["cdi", "generate", "--output", folder])
+        .expect_code(0)
+        .expect_output(&["pgpu.yaml: 1 devices"]);
+    for device in ["nvidia.com/pgpu=gpu0,id=gpu", "01:00.0,id=gpu"] {
+        let outcome = plan(Capabilities::All, "true", &["--cdi-dir", folder], &[device]);
+        outcome.expect_code(0).expect_output(&["00.0  gpu 10de:20b8, clique 0"]);
+    }
+    let outcome = plan(Capabilities::All, "true", &["--cdi-dir", folder], &["/dev/vfio/10,id=card"]);
+    outcome.expect_code(0).expect_output(&["card 10de:20b8, clique 0", "card-2 10de:20b8"]);
 }

@@ -45,12 +45,14 @@ impl Resolver<'_> {
         if functions.len() > 1 && (device.on.is_some() || device.device.is_some() || device.function != 0) {
             return Err(ResolveError::OnePlace { device: device.to_string(), functions: Addresses(functions) });
         }
+        let several = functions.len() > 1;
         let mut resolved = Vec::new();
         for (at, number) in functions.into_iter().zip(1u32..) {
             let id = device.id.as_ref().map(|id| if number == 1 { id.clone() } else { format!("{id}-{number}") });
             let (clique, attach) = self.said(at, asked, device.clique.is_none())?;
-            // A place that the user gives stands above the files.
-            let attach = attach.filter(|(conventional, _)| *conventional && device.on.is_none()).map(|_| Attach::Pci);
+            // A place that the user gives stands above the files. Of a whole card, the GPU keeps its PCI Express port.
+            let own_port = device.on.is_some() || (several && self.is_gpu(at));
+            let attach = attach.filter(|(conventional, _)| *conventional && !own_port).map(|_| Attach::Pci);
             // A file can put a NIC into a clique, which a user has to confirm.
             let any_vendor = device.clique_any_vendor || clique.is_some();
             // With a clique of the user's own, it is for those functions that can have one.
@@ -160,6 +162,10 @@ impl Resolver<'_> {
 
     fn group(&self, at: HostBdf) -> Option<u32> {
         self.host.iter().find(|function| function.at == at)?.group
+    }
+
+    fn is_gpu(&self, at: HostBdf) -> bool {
+        self.host.iter().any(|function| function.at == at && matches!(function.class.base(), 0x03 | 0x12))
     }
 
     /// Whether a function is one that others exchange data with: network, display, coprocessor, accelerator. The audio and

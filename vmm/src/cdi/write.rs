@@ -28,7 +28,8 @@ pub fn run(options: &CdiOptions, out: &mut dyn Write, notes: &mut dyn Write) -> 
         Some(path) => RecordedHost::read(path)?.tree,
         None => scan_all(Path::new(SYSFS))?,
     };
-    let chosen = chosen(&tree, &options.devices)?;
+    let devices: Vec<DeviceConfig> = options.given.iter().chain(&options.devices).cloned().collect();
+    let chosen = chosen(&tree, &devices)?;
     let rules = Rules { kinds: &options.kinds, names: options.names, cliques: options.cliques.policy() };
     let (files, remarks) = generate(&tree, &chosen, rules)?;
     for remark in remarks {

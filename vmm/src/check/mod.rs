@@ -39,7 +39,7 @@ pub fn run(options: &CheckOptions, out: &mut dyn Write) -> Result<u8, CheckComma
         None => RecordedHost { tree: scan_all(Path::new(SYSFS))?, address_bits: run::address_bits() },
     };
     let config = VmConfig {
-        devices: options.devices.clone(),
+        devices: options.given.iter().chain(&options.devices).cloned().collect(),
         memory: options.memory.clone().unwrap_or_default(),
         pcie: options.pcie.unwrap_or_default(),
         cdi_dirs: options.cdi_dirs.clone(),

@@ -50,8 +50,16 @@ fn host(host: Host) -> FakeHost {
 
 fn report(host: &FakeHost, devices: &[&str], nvlink: Option<NvlinkMode>) -> Report {
     let wanted: Vec<Wanted> = devices.iter().map(|at| Wanted { name: format!("dev-{at}"), at: at.parse().unwrap() }).collect();
-    let options =
-        CheckOptions { devices: Vec::new(), memory: None, pcie: None, nvlink, cdi_dirs: Vec::new(), host: None, json: false };
+    let options = CheckOptions {
+        devices: Vec::new(),
+        given: Vec::new(),
+        memory: None,
+        pcie: None,
+        nvlink,
+        cdi_dirs: Vec::new(),
+        host: None,
+        json: false,
+    };
     judge(&scan_all(host.sysfs()).unwrap(), &wanted, &options, None)
 }
 
@@ -275,6 +283,7 @@ fn a_recorded_host_is_judged_and_planned_for() {
     std::fs::write(file.path(), RecordedHost { tree, address_bits: 39 }.to_json().unwrap()).unwrap();
     let mut options = CheckOptions {
         devices: ["03:00.0,id=gpu0", "04:00.0,id=nic0"].map(|device| device.parse().unwrap()).to_vec(),
+        given: Vec::new(),
         memory: None,
         pcie: None,
         nvlink: None,

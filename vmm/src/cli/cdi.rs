@@ -31,6 +31,9 @@ pub struct GenerateOptions {
     /// Host functions, such as 0000:41:00.0,id=gpu0; keys: id, clique, attach [default: all that are bound to vfio-pci]
     #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>)]
     pub devices: Vec<DeviceConfig>,
+    /// A device, too; before those without the flag
+    #[arg(long = "device", value_name = "DEVICE", value_parser = keyed::<DeviceConfig>)]
+    pub given: Vec<DeviceConfig>,
     /// Directory for the files, such as /etc/cdi, or - for standard output
     #[arg(long, value_name = "DIR|-", default_value = "-", value_hint = ValueHint::DirPath)]
     pub output: PathBuf,

@@ -10,9 +10,12 @@ use super::keyed;
 /// `banyan check`.
 #[derive(Debug, Clone, PartialEq, Eq, Args)]
 pub struct CheckOptions {
-    /// A device of the guest (repeatable), as for `banyan run`: an address such as 0000:03:00.0, /dev/vfio/N or a CDI name
-    #[arg(long = "device", value_name = "DEVICE[,KEY=VALUE...]", value_parser = keyed::<DeviceConfig>, required = true)]
+    /// Devices of the guest, as for `banyan run`: an address such as 0000:03:00.0, /dev/vfio/N or a CDI name
+    #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, required_unless_present = "given")]
     pub devices: Vec<DeviceConfig>,
+    /// A device, too (repeatable); before those without the flag
+    #[arg(long = "device", value_name = "DEVICE[,KEY=VALUE...]", value_parser = keyed::<DeviceConfig>)]
+    pub given: Vec<DeviceConfig>,
     /// Memory of the guest, as for `banyan run` [default: limits are printed, not judged]
     #[arg(long, value_name = "SIZE[,KEY=VALUE...]", value_parser = keyed::<MemoryConfig>)]
     pub memory: Option<MemoryConfig>,

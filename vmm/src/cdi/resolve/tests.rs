@@ -88,6 +88,14 @@ fn a_group_stands_for_all_its_devices_but_bridges_and_audio_is_in_no_clique() {
 }
 
 #[test]
+fn of_a_card_in_one_entry_the_gpu_keeps_its_port_and_the_rest_goes_on_the_conventional_bus() {
+    let card = "- {name: card, annotations: {attach-pci: true}, containerEdits: {deviceNodes: [{path: /dev/vfio/80}]}}\n";
+    assert_eq!(devices(&[card], "a.com/b=card,id=g"), ["path=0000:51:00.0,id=g", "path=0000:51:00.1,id=g-2,attach=pci"]);
+    let alone = "- {name: gpu, annotations: {attach-pci: true, bdf: \"51:00.0\"}}\n";
+    assert_eq!(devices(&[alone], "a.com/b=gpu"), ["path=0000:51:00.0,attach=pci"]);
+}
+
+#[test]
 fn an_address_picks_one_function_of_a_group() {
     let gpu = "- {name: gpu, annotations: {bdf: \"51:00.0\"}, containerEdits: {deviceNodes: [{path: /dev/vfio/80}]}}\n";
     assert_eq!(devices(&[gpu], "a.com/b=gpu"), ["path=0000:51:00.0"]);

@@ -51,6 +51,7 @@ fn recorded(host: &FakeHost) -> tempfile::NamedTempFile {
 fn options(file: &tempfile::NamedTempFile, devices: &[&str], output: &Path) -> GenerateOptions {
     GenerateOptions {
         devices: devices.iter().map(|device| device.parse().unwrap()).collect(),
+        given: Vec::new(),
         output: output.to_owned(),
         format: FileFormat::Yaml,
         kinds: Vec::new(),
