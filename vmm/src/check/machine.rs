@@ -3,13 +3,16 @@
 use std::collections::BTreeSet;
 
 use api::config::{MemoryConfig, Size};
+use arch::memory_map::Range;
 use pci::bar::BarKind;
+use pci::topology::PlannedKind;
 use rustix::io::Errno;
 
 use super::report::{Finding, Severity};
 use super::surroundings::Surroundings;
 use crate::host::check::{Wanted, check_memlock};
 use crate::host::tree::HostTree;
+use crate::plan::MachinePlan;
 
 /// A BAR for which small pages make a difference.
 const LARGE: u64 = 1 << 30;
@@ -37,9 +40,9 @@ pub fn iommu(tree: &HostTree) -> Option<Finding> {
     (!groups.is_empty()).then(|| Finding::new(Severity::Ok, "iommu", "host", format_args!("on; {} groups", groups.len())))
 }
 
-/// What the devices need of the address space, and whether a plan found room for it.
+/// What the devices need of the address space, and whether a plan found room for it that the IOMMU can translate.
 #[must_use]
-pub fn space(tree: &HostTree, wanted: &[Wanted], address_bits: u8, plan: Result<(), &str>) -> Finding {
+pub fn space(tree: &HostTree, wanted: &[Wanted], address_bits: u8, plan: Result<Tops, &str>) -> Vec<Finding> {
     let sum = |wide: bool| {
         let of_kind = |(kind, _): &&(BarKind, u64)| match kind {
             BarKind::Memory64 => wide,
@@ -49,9 +52,53 @@ pub fn space(tree: &HostTree, wanted: &[Wanted], address_bits: u8, plan: Result<
         Size(bars(tree, wanted).iter().filter(of_kind).fold(0, |sum: u64, (_, size)| sum.saturating_add(*size)))
     };
     let text = format!("{} of 32-bit and {} of 64-bit BARs, {address_bits} address bits", sum(false), sum(true));
-    match plan {
-        Ok(()) => Finding::new(Severity::Ok, "space", "host", format_args!("{text}: they fit")),
-        Err(why) => Finding::new(Severity::Problem, "space", "host", format_args!("{text}: {why}")),
+    let finding = |severity, text: String| Finding::new(severity, "space", "host", text);
+    let Tops { ram, bars } = match plan {
+        Ok(tops) => tops,
+        Err(why) => return vec![finding(Severity::Problem, format!("{text}: {why}"))],
+    };
+    let mut findings = vec![finding(Severity::Ok, format!("{text}: they fit"))];
+    let devices = wanted.iter().filter_map(|device| tree.get(device.at));
+    if let Some(bits) = devices.filter_map(|node| node.fabric.iommu_bits).min() {
+        let beyond = |address: u64| address.checked_shr(bits.into()).unwrap_or(0) != 0;
+        let iommu = format!("the IOMMU translates {bits}-bit addresses");
+        if beyond(ram) {
+            findings.push(finding(Severity::Problem, format!("{iommu}, and memory of the guest reaches {ram:#x}: give it less")));
+        } else if beyond(bars) {
+            findings.push(finding(
+                Severity::Warning,
+                format!("{iommu}, and BARs reach {bars:#x}: devices cannot reach those of their peers"),
+            ));
+        } else {
+            findings.push(finding(Severity::Ok, iommu));
+        }
+    }
+    findings
+}
+
+/// Last addresses of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Tops {
+    /// Of memory.
+    pub ram: u64,
+    /// Of BARs.
+    pub bars: u64,
+}
+
+impl Tops {
+    /// Those of a machine.
+    #[must_use]
+    pub fn of(plan: &MachinePlan) -> Self {
+        let ram = plan.map.ram.iter().map(Range::last).max().unwrap_or(0);
+        let endpoints = plan.pci.functions.iter().filter_map(|function| match &function.kind {
+            PlannedKind::Endpoint(endpoint) => Some(endpoint),
+            PlannedKind::Port(_) => None,
+        });
+        let ends = endpoints.flat_map(|endpoint| {
+            let placed = endpoint.bars.iter().zip(&endpoint.spec.bars);
+            placed.filter_map(|(at, bar)| Some((*at)?.saturating_add((*bar)?.size - 1)))
+        });
+        Self { ram, bars: ends.max().unwrap_or(0) }
     }
 }
 
@@ -126,7 +173,9 @@ mod tests {
 
     use super::*;
     use crate::check::surroundings::Pool;
+    use crate::host::fake::{FakeFunction, FakeHost};
     use crate::host::limits::Memlock;
+    use crate::host::scan::scan_all;
 
     fn surroundings(kernel: &str) -> Surroundings {
         let huge_pages = BTreeMap::from([(2 << 20, Pool::default()), (1 << 30, Pool { total: 64, free: 60 })]);
@@ -156,6 +205,24 @@ mod tests {
         assert_eq!(kernel(&surroundings("6.8.0"), true)[0].severity, Severity::Warning);
         assert_eq!(kernel(&surroundings("6.8.0"), false)[0].severity, Severity::Note);
         assert_eq!(kernel(&surroundings("custom"), false)[0].severity, Severity::Note);
+    }
+
+    #[test]
+    fn what_the_iommu_cannot_translate_is_named() {
+        let host = FakeHost::new();
+        let at = host.add("pci0000:00/0000:00:01.0", &FakeFunction::default());
+        let mut tree = scan_all(host.sysfs()).unwrap();
+        tree.functions.get_mut(&at).unwrap().fabric.iommu_bits = Some(39);
+        let wanted = [Wanted { name: "gpu".into(), at }];
+        let told = |ram, bars| {
+            let findings = space(&tree, &wanted, 46, Ok(Tops { ram, bars }));
+            findings.last().map(|finding| (finding.severity, finding.text.clone())).unwrap()
+        };
+        let top = (1 << 39) - 1;
+        assert_eq!(told(top, top), (Severity::Ok, "the IOMMU translates 39-bit addresses".to_owned()));
+        assert_eq!(told(top, top + 1).0, Severity::Warning);
+        assert!(told(top + 1, top).1.contains("memory of the guest reaches 0x8000000000"));
+        assert_eq!(space(&tree, &wanted, 46, Err("no room")).len(), 1);
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::host::tree::HostTree;
 use crate::host::{self, HostError, SYSFS};
 use crate::run;
 use crate::spec::{self, SpecError};
+use machine::Tops;
 use report::{Finding, Report, Severity};
 use surroundings::Surroundings;
 
@@ -82,14 +83,15 @@ fn judge(tree: &HostTree, wanted: &[Wanted], options: &CheckOptions, surrounding
 }
 
 /// Whether a guest with these devices has room for them. Devices that are not there have been told of already.
-fn plan(host: &RecordedHost, config: &VmConfig, wanted: &[Wanted]) -> Result<Option<Finding>, CheckCommandError> {
+fn plan(host: &RecordedHost, config: &VmConfig, wanted: &[Wanted]) -> Result<Vec<Finding>, CheckCommandError> {
     if host::check::check_present(&host.tree, wanted).is_err() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let found = host::look_in(&host.tree, config)?;
     let spec = spec::spec(config, &found)?;
-    let planned = run::plan_only(config, &spec, Some(host.address_bits)).map(drop).map_err(|error| told(&error));
-    Ok(Some(machine::space(&host.tree, wanted, host.address_bits, planned.as_ref().copied().map_err(String::as_str))))
+    let planned = run::plan_only(config, &spec, Some(host.address_bits)).map_err(|error| told(&error));
+    let tops = planned.as_ref().map(Tops::of).map_err(String::as_str);
+    Ok(machine::space(&host.tree, wanted, host.address_bits, tops))
 }
 
 /// An error with its causes.

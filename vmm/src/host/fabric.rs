@@ -1,5 +1,5 @@
 //! What a host function says of the ways that traffic takes through it: access control, address translation, atomic
-//! operations, virtual functions, read requests. Plain data, as in the registers.
+//! operations, virtual functions, read requests, and the IOMMU above. Plain data, as in the registers.
 
 /// The registers, as far as they were readable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -17,6 +17,8 @@ pub struct Fabric {
     pub ats: Option<Ats>,
     /// For a physical function: its virtual functions.
     pub sriov: Option<Sriov>,
+    /// Width of the addresses that the IOMMU above translates, in bits, where the kernel tells (VT-d).
+    pub iommu_bits: Option<u8>,
 }
 
 impl Fabric {

@@ -3,13 +3,17 @@
 use std::path::Path;
 
 use api::config::{DeviceKind, NumaConfig, VmConfig};
+use pci::address::HostBdf;
 use pci::topology::EndpointSpec;
 use thiserror::Error;
 
 use super::check::{CheckError, Wanted, check, check_memlock, check_present};
 use super::limits::memlock;
-use super::scan::{ScanError, resolve, scan};
+use super::scan::{ScanError, of_vendor, resolve, scan};
 use super::tree::HostTree;
+use crate::check::nvswitch::{self, is_nvswitch};
+use crate::check::report::Severity;
+use crate::cliques::{NVIDIA, takes_part};
 use crate::spec::{self, Host};
 
 /// Where sysfs is.
@@ -40,9 +44,23 @@ fn look_below(sysfs: &Path, config: &VmConfig) -> Result<Host, HostError> {
     for warning in check(&tree, &wanted)? {
         log::warn!("{warning}");
     }
+    mention_nvlink(sysfs, &tree, &addresses)?;
     let limits = memlock();
     check_memlock(limits.limit, config.memory.size.bytes(), limits.capable)?;
     Ok(host(tree, wanted))
+}
+
+/// Tells of an NVLink fabric that nobody may set up: a warning for half of one, a remark where it could be somebody outside.
+fn mention_nvlink(sysfs: &Path, tree: &HostTree, given: &[HostBdf]) -> Result<(), ScanError> {
+    if !given.iter().filter_map(|at| tree.get(*at)).any(|node| is_nvswitch(node) || takes_part(node)) {
+        return Ok(());
+    }
+    let all = scan(sysfs, &of_vendor(sysfs, NVIDIA))?;
+    if let Some(fabric) = nvswitch::judge(&all, given, None) {
+        let level = if fabric.severity() == Severity::Problem { log::Level::Warn } else { log::Level::Info };
+        log::log!(level, "NVLink: {fabric}; `banyan check --help` tells of --nvlink");
+    }
+    Ok(())
 }
 
 /// The host functions that a configuration names, in its order. Whether they exist is not looked at.

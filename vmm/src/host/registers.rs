@@ -123,6 +123,7 @@ impl Registers<'_> {
             acs: pair(ACS).map(|(capability, control)| Acs { capability: capability & 0x7F, control: control & 0x7F }),
             ats: pair(ATS).map(|(capability, control)| Ats { capability, control }),
             sriov: self.sriov(),
+            iommu_bits: None,
         }
     }
 
@@ -188,3 +189,6 @@ impl Express {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

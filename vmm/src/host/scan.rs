@@ -47,6 +47,15 @@ pub fn scan_all(sysfs: &Path) -> Result<HostTree, ScanError> {
     scan(sysfs, &devices)
 }
 
+/// The functions of a vendor. Those that vanish meanwhile are left out.
+#[must_use]
+pub fn of_vendor(sysfs: &Path, vendor: u16) -> Vec<HostBdf> {
+    let entries = fs::read_dir(sysfs.join("bus/pci/devices")).into_iter().flatten().flatten();
+    let text = format!("{vendor:#06x}");
+    let of_vendor = entries.filter(|entry| attribute(&entry.path(), "vendor").as_ref() == Some(&text));
+    of_vendor.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// Looks at `devices`, at every bridge above them, at the physical functions of virtual ones, at the members of their
 /// IOMMU groups, and at the memory nodes. Devices that do not exist, or leave meanwhile, are left out with all below them.
 pub fn scan(sysfs: &Path, devices: &[HostBdf]) -> Result<HostTree, ScanError> {
@@ -170,7 +179,15 @@ fn fabric(path: &Path, registers: Registers<'_>) -> Fabric {
     let fabric = registers.fabric();
     let count = |name: &str| attribute(path, name)?.parse::<u16>().ok();
     let attributes = || Some(Sriov { total: count("sriov_totalvfs")?, enabled: count("sriov_numvfs").unwrap_or(0) });
-    Fabric { sriov: fabric.sriov.or_else(attributes), ..fabric }
+    Fabric { sriov: fabric.sriov.or_else(attributes), iommu_bits: iommu_bits(path), ..fabric }
+}
+
+/// MGAW of the capability register that VT-d's driver shows (Intel VT-d specification 11.4.2; linux:
+/// drivers/iommu/intel/iommu.c `cap_show`).
+fn iommu_bits(path: &Path) -> Option<u8> {
+    let capability = u64::from_str_radix(&attribute(path, "iommu/intel-iommu/cap")?, 16).ok()?;
+    let [width, ..] = (capability >> 16 & 0x3F).to_le_bytes();
+    Some(width + 1)
 }
 
 /// The directory above tells what a function hangs on: another function, or a root complex `pciDDDD:BB`.

@@ -5,7 +5,7 @@ use pci::topology::PortKind;
 use super::check::{CheckError, CheckWarning, Members, Wanted, assignable, check, check_memlock};
 use super::fabric::{Acs, Ats, Sriov};
 use super::fake::{DOWNSTREAM, FakeFunction, FakeHost, ROOT_PORT, UPSTREAM};
-use super::scan::{ScanError, resolve, scan, scan_all};
+use super::scan::{ScanError, of_vendor, resolve, scan, scan_all};
 use super::tree::{HostKind, HostParent, HostTree, NestingError};
 use super::{HostError, look_in};
 
@@ -291,6 +291,15 @@ fn a_plan_for_a_host_that_is_data_looks_at_no_driver_and_no_group() {
 }
 
 #[test]
+fn functions_of_a_vendor_are_found_without_those_that_left() {
+    let host = switch();
+    std::os::unix::fs::symlink(host.sysfs().join("devices/gone"), host.link("0000:09:00.0")).unwrap();
+    let mut found = of_vendor(host.sysfs(), 0x10DE);
+    found.sort();
+    assert_eq!(found, [bdf("0000:03:00.0"), bdf("0000:04:00.0")]);
+}
+
+#[test]
 fn a_machine_without_pci_has_no_functions() {
     let empty = tempfile::tempdir().unwrap();
     assert!(scan_all(empty.path()).is_err());
@@ -395,6 +404,18 @@ fn what_others_hang_on_is_a_bridge_even_where_nothing_of_it_can_be_read() {
     host.add("pci0000:00/0000:00:01.0/0000:01:00.0", &FakeFunction::default());
     let tree = scan_all(host.sysfs()).unwrap();
     assert_eq!(tree.get(bdf("0000:00:01.0")).unwrap().kind, HostKind::OtherBridge);
+}
+
+#[test]
+fn the_iommu_s_address_width_comes_from_its_capability_register() {
+    let host = FakeHost::new();
+    let at = host.add("pci0000:00/0000:00:01.0", &FakeFunction::default());
+    let iommu = host.link("0000:00:01.0").join("iommu/intel-iommu");
+    std::fs::create_dir_all(&iommu).unwrap();
+    for (text, bits) in [("1c0000c40660462\n", Some(39)), ("8d2078c106f0466\n", Some(48)), ("x", None)] {
+        std::fs::write(iommu.join("cap"), text).unwrap();
+        assert_eq!(scan_all(host.sysfs()).unwrap().get(at).unwrap().fabric.iommu_bits, bits, "{text}");
+    }
 }
 
 #[test]

@@ -60,6 +60,8 @@ pub(super) struct Function {
     ats: Option<Pair>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sr_iov: Option<Virtual>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    iommu_address_bits: Option<u8>,
 }
 
 /// Capability and control register, four hexadecimal digits each.
@@ -169,6 +171,7 @@ impl Function {
             atomic_egress_blocked: fabric.atomics.egress_blocked,
             acs: fabric.acs.map(|acs| Pair::of(acs.capability, acs.control)),
             ats: fabric.ats.map(|ats| Pair::of(ats.capability, ats.control)),
+            iommu_address_bits: fabric.iommu_bits,
             sr_iov: fabric.sriov.map(|Sriov { total, enabled }| Virtual { total, enabled }),
         }
     }
@@ -218,6 +221,7 @@ impl Function {
             atomics,
             acs: acs.map(|(capability, control)| Acs { capability, control }),
             ats: ats.map(|(capability, control)| Ats { capability, control }),
+            iommu_bits: self.iommu_address_bits.map(|bits| at_most("iommu-address-bits", bits, 64)).transpose()?,
             sriov: self.sr_iov.as_ref().map(|Virtual { total, enabled }| Sriov { total: *total, enabled: *enabled }),
         })
     }
