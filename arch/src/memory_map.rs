@@ -35,6 +35,8 @@ pub const FIRMWARE_BASE: u64 = 0xFF00_0000;
 pub const RAM_MIN: u64 = 16 * MIB;
 /// RAM is a multiple of this.
 pub const PAGE: u64 = 4 * KIB;
+/// RAM that comes starts at a multiple of this: the largest block in which Linux takes it (linux: arch/x86/mm/init_64.c).
+const HOT_PLUG_ALIGNMENT: u64 = 2 * GIB;
 /// AMD's `HyperTransport` hole. DMA cannot reach it on AMD hosts, so RAM and BARs must stay out of it there.
 pub const AMD_HYPERTRANSPORT: Range = Range { start: 0xFD_0000_0000, end: 0x100_0000_0000 };
 
@@ -114,6 +116,8 @@ pub struct SegmentBuses {
 pub struct MemoryMapRequest {
     /// RAM in bytes: a multiple of [`PAGE`], at least [`RAM_MIN`].
     pub ram: u64,
+    /// Bytes of RAM that may come while the machine runs: a multiple of [`PAGE`].
+    pub hot_plug: u64,
     /// Width of the guest's physical addresses in bits, 32 to 52.
     pub physical_address_bits: u8,
     /// Addresses that RAM and BARs must avoid, such as [`AMD_HYPERTRANSPORT`]. In any order; they may overlap.
@@ -140,6 +144,8 @@ pub struct Ecam {
 pub struct MemoryMap {
     /// RAM, in order of address. The first range starts at 0 and ends at [`LOW_RAM_END`] or before.
     pub ram: Vec<Range>,
+    /// Where RAM may come while the machine runs, in order of address; above all RAM.
+    pub hot_plug: Vec<Range>,
     /// Where 32-bit BARs may lie.
     pub mmio32: Range,
     /// Where 64-bit BARs may lie, in order of address; empty if RAM fills the address width.
@@ -183,7 +189,17 @@ impl MemoryMap {
         let window = Range { start: LOW_RAM_END, end: ECAM_BASE };
         let mmio32 = pieces(window, &reserved).into_iter().max_by_key(Range::len).ok_or(MemoryMapError::NoWindow { window })?;
 
-        let mut free = ram_end.max(FOUR_GIB);
+        let first = align_up(ram_end.max(FOUR_GIB), HOT_PLUG_ALIGNMENT);
+        let (hot_plug, hot_plug_end) = fill(request.hot_plug, first, &reserved);
+        if request.hot_plug > 0 && hot_plug_end > limit {
+            return Err(MemoryMapError::HotPlugTooLarge {
+                hot_plug: request.hot_plug,
+                bits: request.physical_address_bits,
+                needed: bits_for(hot_plug_end),
+            });
+        }
+
+        let mut free = if request.hot_plug > 0 { hot_plug_end } else { ram_end.max(FOUR_GIB) };
         let mut ecam = Vec::with_capacity(request.segments.len());
         for buses in &request.segments {
             let start = if buses.segment == 0 {
@@ -209,6 +225,7 @@ impl MemoryMap {
 
         Ok(MemoryMap {
             ram,
+            hot_plug,
             mmio32,
             mmio64: pieces(Range { start: align_up(free, GIB), end: limit }, &reserved),
             ecam,
@@ -248,6 +265,7 @@ impl MemoryMap {
 impl fmt::Display for MemoryMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rows: Vec<(Range, String)> = self.ram.iter().map(|&ram| (ram, "RAM".to_owned())).collect();
+        rows.extend(self.hot_plug.iter().map(|&range| (range, "RAM that may come".to_owned())));
         rows.push((self.mmio32, "32-bit BARs".to_owned()));
         rows.extend(self.mmio64.iter().map(|&window| (window, "64-bit BARs".to_owned())));
         rows.extend(
@@ -293,6 +311,9 @@ fn check(request: &MemoryMapRequest) -> Result<(), MemoryMapError> {
     }
     if !ram.is_multiple_of(PAGE) {
         return Err(MemoryMapError::RamNotPages { ram });
+    }
+    if !request.hot_plug.is_multiple_of(PAGE) {
+        return Err(MemoryMapError::RamNotPages { ram: request.hot_plug });
     }
     if request.firmware_size > FOUR_GIB - FIRMWARE_BASE || !request.firmware_size.is_multiple_of(PAGE) {
         return Err(MemoryMapError::FirmwareSize { size: request.firmware_size });
@@ -394,6 +415,18 @@ pub enum MemoryMapError {
     RamTooLarge {
         /// Bytes asked for.
         ram: u64,
+        /// Address bits there are.
+        bits: u8,
+        /// Address bits it takes.
+        needed: u32,
+    },
+    /// RAM that may come does not fit the address width.
+    #[error(
+        "{hot_plug} bytes of memory that may come need {needed} physical address bits, the guest has {bits}: lower --memory hotplug"
+    )]
+    HotPlugTooLarge {
+        /// Bytes asked for.
+        hot_plug: u64,
         /// Address bits there are.
         bits: u8,
         /// Address bits it takes.

@@ -42,3 +42,42 @@ pub const CONFIG_DATA: u16 = 0xCFC;
 
 /// Ports that BARs may decode, clear of every fixed port above.
 pub const PCI_IO: RangeInclusive<u16> = 0x1000..=0xFFFF;
+
+/// Interrupt of the generic event device, edge-triggered: what else came up is read at [`HOT_PLUG_EVENTS`].
+pub const EVENT_GSI: u32 = 9;
+/// Event register, a dword: reading takes the pending bits, [`event`] names them.
+pub const HOT_PLUG_EVENTS: u16 = 0x620;
+/// Next processor that came or is to go, a dword: reading takes one, [`NOTHING_NEXT`] when there is none. The number stands
+/// in bits 15:0, the code for `Notify` in bits 31:16.
+pub const CPU_NEXT: u16 = 0x624;
+/// Next memory device that came, a dword as [`CPU_NEXT`].
+pub const MEMORY_NEXT: u16 = 0x628;
+/// Bytes of these three registers.
+pub const HOT_PLUG_EVENTS_LEN: u16 = 12;
+/// What the registers for the next one read when there is none.
+pub const NOTHING_NEXT: u32 = u32::MAX;
+
+/// State of processor N at this port plus N, one byte: bit 0 says that it is there; writing [`CPU_EJECT`] takes it away.
+pub const CPU_STATE: u16 = 0x700;
+/// Processors with a state.
+pub const CPU_STATES: u16 = 255;
+/// What takes a processor away, if it was asked to go.
+pub const CPU_EJECT: u8 = 1 << 3;
+
+/// Memory device N has [`MEMORY_DEVICE_LEN`] ports from here plus N times that: base (8 bytes), length (8), memory node
+/// (4), state (4, bit 0: it is there).
+pub const MEMORY_DEVICE: u16 = 0x800;
+/// Ports of a memory device.
+pub const MEMORY_DEVICE_LEN: u16 = 24;
+/// Memory devices at most; they end below [`RESET`] and [`CONFIG_ADDRESS`].
+pub const MEMORY_DEVICES: u16 = 48;
+
+/// Bits of [`HOT_PLUG_EVENTS`].
+pub mod event {
+    /// A processor came or is to go.
+    pub const CPU: u32 = 1 << 0;
+    /// Memory came.
+    pub const MEMORY: u32 = 1 << 1;
+    /// The power button was pressed.
+    pub const POWER_BUTTON: u32 = 1 << 2;
+}

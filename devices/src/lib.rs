@@ -6,11 +6,13 @@
 //! | what does an emulated endpoint for tests and demonstrations do? | [`stub`] |
 //! | how does a function of the host become one of the guest? | [`vfio`] |
 //! | what of failures that guests cause is logged? | [`complaints`] |
+//! | how does ACPI learn of processors and memory that come and go? | [`acpi`] |
 //! | how does a guest drive a paravirtual device, and what serves its disk? | [`virtio`] |
 //!
 //! Devices know neither KVM nor the configuration that asked for them. They reach interrupts and memory through the
 //! seams of [`pci::seams`].
 
+pub mod acpi;
 pub mod complaints;
 pub mod legacy;
 pub mod stub;

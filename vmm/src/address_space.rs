@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use devices::virtio::Memory;
 use pci::bar::{BarIndex, PORTS};
 use pci::function::{Pages, PciFunction, Shared};
 use pci::seams::{DmaError, DmaPort};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, VolatileSlice};
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryMmap, VolatileSlice};
 
 /// What answers in a window.
 #[derive(Clone)]
@@ -43,14 +44,14 @@ struct Windows {
 
 /// Guest-physical memory outside RAM's slots, and RAM for those who do not run in the guest.
 pub struct AddressSpace {
-    ram: GuestMemoryMmap,
+    ram: Memory,
     windows: RwLock<Windows>,
 }
 
 impl AddressSpace {
     /// RAM and no windows.
     #[must_use]
-    pub fn new(ram: GuestMemoryMmap) -> Arc<Self> {
+    pub fn new(ram: Memory) -> Arc<Self> {
         Arc::new(Self { ram, windows: RwLock::default() })
     }
 
@@ -117,7 +118,7 @@ impl AddressSpace {
     /// after a reset the next one has the same RAM.
     fn with_ram(&self, access: impl FnOnce(&GuestMemoryMmap) -> bool) -> bool {
         let windows = self.read_windows();
-        !windows.ended && access(&self.ram)
+        !windows.ended && access(&self.ram.memory())
     }
 
     fn read_windows(&self) -> RwLockReadGuard<'_, Windows> {
@@ -234,7 +235,7 @@ mod tests {
     use super::*;
 
     fn space() -> (Arc<AddressSpace>, BusMaster) {
-        let space = AddressSpace::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap());
+        let space = AddressSpace::new(Memory::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap()));
         let dma = BusMaster::new(Arc::clone(&space), Arc::new(AtomicBool::new(true)));
         (space, dma)
     }
@@ -260,7 +261,7 @@ mod tests {
         assert!(matches!(dma.write(0x1000, b"after!"), Err(DmaError::Unreachable { .. })));
         assert!(matches!(dma.read(0x1000, &mut [0; 6]), Err(DmaError::Unreachable { .. })));
         let mut kept = [0; 6];
-        space.ram.read_slice(&mut kept, GuestAddress(0x1000)).unwrap();
+        space.ram.memory().read_slice(&mut kept, GuestAddress(0x1000)).unwrap();
         assert_eq!(&kept, b"before");
     }
 

@@ -1,12 +1,14 @@
-//! Holds how the devices of a machine differ from those it started with. A reset keeps them: what was added is there
-//! again, what left stays away.
+//! Holds how a machine differs from the one that was started: devices, processors, memory. A reset keeps it: what was
+//! added is there again, what left stays away.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+use api::config::VmConfig;
 use pci::topology::{EndpointSpec, Name, Parent, PlannedKind};
 
 use crate::plan::MachinePlan;
+use crate::resize::Extent;
 use crate::spec::Endpoint;
 
 /// A device that came while the guest ran.
@@ -36,6 +38,7 @@ pub struct AddedFunction {
 pub struct Changes {
     added: Vec<Added>,
     left: BTreeSet<Name>,
+    extent: Option<Extent>,
 }
 
 impl Changes {
@@ -49,6 +52,17 @@ impl Changes {
     #[must_use]
     pub fn has_left(&self, name: &Name) -> bool {
         self.left.contains(name)
+    }
+
+    /// Processors and added memory of the machine that is started next.
+    #[must_use]
+    pub fn extent(&self, config: &VmConfig) -> Extent {
+        self.extent.clone().unwrap_or_else(|| Extent::at_start(config))
+    }
+
+    /// Processors and added memory changed.
+    pub fn resize(&mut self, extent: Extent) {
+        self.extent = Some(extent);
     }
 
     /// A device came.
@@ -90,13 +104,13 @@ mod tests {
     use crate::spec::{self, Host, Spec};
 
     fn two_devices_on_hot_plug_ports() -> (Spec, MachinePlan) {
-        let config = api::config::VmConfig {
+        let config = VmConfig {
             pcie: "root-ports=2".parse().unwrap(),
             devices: vec!["stub,id=a,on=port0".parse().unwrap(), "stub,id=b,on=port1".parse().unwrap()],
             ..Default::default()
         };
         let spec = spec::spec(&config, &Host::default()).unwrap();
-        let limits = Limits { ram: 64 << 20, address_bits: 40, amd: false, firmware: 0 };
+        let limits = Limits { ram: 64 << 20, growth: 0, address_bits: 40, amd: false, firmware: 0 };
         let plan = plan::plan(&spec.topology, &limits).unwrap();
         (spec, plan)
     }

@@ -236,14 +236,24 @@ struct RunArguments {
     #[arg(conflicts_with_all = ["kernel", "initramfs", "cmdline", "load_address"])]
     firmware: Option<PathBuf>,
 
-    /// Number of processors, 1 to 255 [default: 1]
-    #[arg(long, value_name = "N", help_heading = MACHINE, allow_negative_numbers = true)]
+    /// Processors, such as 4 [default: 1]; keys: boot, max, topology
+    ///
+    ///   boot=N               at the start, 1 to 255; a bare N is enough
+    ///   max=N                at most: those that `banyan ctl resize` adds
+    ///                        while the guest runs [default: none]
+    ///   topology=T:C:D:P     threads of a core, cores of a die, dies of a
+    ///                        package, packages [default: one package of
+    ///                        cores, or one for each memory node]
+    #[arg(long, value_name = "N[,KEY=VALUE...]", value_parser = keyed::<CpuConfig>, help_heading = MACHINE)]
+    #[arg(verbatim_doc_comment, allow_negative_numbers = true)]
     cpus: Option<CpuConfig>,
 
-    /// Memory, such as 4G [default: 512M]; keys: size, shared, hugepages, prefault
+    /// Memory, such as 4G [default: 512M]; keys: size, hotplug, shared, hugepages, prefault
     ///
     ///   size=SIZE            bytes, or with suffix K, M, G, T; a bare SIZE
     ///                        is enough
+    ///   hotplug=SIZE         that much more may come while the guest runs,
+    ///                        by `banyan ctl resize` [default: none]
     ///   shared=on|off        other processes can map it [default: off]
     ///   hugepages=off|2M|1G  from the host's huge pages [default: off];
     ///                        `on` with hugepage_size=2M or 1G is the same

@@ -3,6 +3,7 @@
 //! All memory slots are set before the interrupt controller and the vCPUs exist (see [`crate::kvm::Vm`]), so endpoints are
 //! made and everything that the plan makes reachable is mapped first.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::config::{Payload, VmConfig};
@@ -10,10 +11,13 @@ use arch::memory_map::Range;
 use arch::x86_64::acpi::{self, AcpiError, Cpu};
 use arch::x86_64::regs::Entry;
 use arch::x86_64::{layout, reset_vector, smbios};
+use devices::acpi::{HotPlugRegisters, MemoryDevice};
 use devices::legacy::{ConsoleSink, Serial};
+use devices::vfio::Domain;
+use devices::virtio::Memory;
 use kvm_bindings::CpuId;
 use thiserror::Error;
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::address_space::AddressSpace;
@@ -23,19 +27,21 @@ use crate::changes::Added;
 use crate::counters::Report;
 use crate::driver::{End, Ending};
 use crate::effects::Mapper;
+use crate::ejected::Ejected;
 use crate::endpoints::{EndpointError, Factory};
 use crate::groundwork::Groundwork;
 use crate::hotplug::{self, HotPlugError};
-use crate::kvm::{GsiTable, KvmError, SlotError, Slots};
+use crate::kvm::{EdgeLine, GsiTable, KvmError, SlotError, Slots, Vm};
 use crate::memory::{self, Backing, MemoryError};
 use crate::mirrors::{Mirrors, MirrorsError};
 use crate::numa;
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
+use crate::resize::Extent;
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
-use crate::vcpu::{self, Named, Runner, SetupError, ThreadError, Threads, VcpuDesign};
+use crate::vcpu::{Maker, Named, Runner, SetupError, ThreadError, Threads, Vcpu};
 
 /// Functions that a device can have.
 const FUNCTIONS: usize = 8;
@@ -61,6 +67,8 @@ pub struct Design<'a> {
     pub plan: &'a MachinePlan,
     /// What came since the first start.
     pub added: &'a [Added],
+    /// Processors and memory that were added; `None` for those of the first start.
+    pub extent: Option<&'a Extent>,
     /// CPUID of the host.
     pub cpuid: &'a CpuId,
     /// What virtio devices use of the host.
@@ -76,7 +84,12 @@ pub struct Machine {
     pub ending: Arc<Ending>,
     pci: Arc<PciBus>,
     routes: GsiTable,
-    ram: GuestMemoryMmap,
+    ram: Memory,
+    hot_plug: Arc<HotPlugRegisters>,
+    ejected: Arc<Ejected>,
+    maker: Maker,
+    /// vCPUs that the guest gave back, which KVM keeps.
+    parked: BTreeMap<u8, Vcpu>,
     slot_events: Arc<SlotEvents>,
     _firmware: Option<GuestMemoryMmap>,
     factory: Factory,
@@ -104,10 +117,11 @@ impl Machine {
             (Image::Firmware(image), Some(range)) => Some(map_firmware(&mut slots, &ram, image, range)?),
             _ => None,
         };
-        let space = AddressSpace::new(ram.clone());
+        let memory = Memory::new(ram.clone());
+        let space = AddressSpace::new(memory.clone());
         let routes = GsiTable::new(vm.fd());
         let backends = Arc::clone(design.backends);
-        let mut factory = Factory::new(Arc::clone(&vm), ram.clone(), functions, Arc::clone(&space), routes.clone(), backends);
+        let mut factory = Factory::new(Arc::clone(&vm), memory.clone(), functions, Arc::clone(&space), routes.clone(), backends);
         let (mut hierarchy, endpoints) = factory.build(&plan.pci, design.spec)?;
         let mut mapper = Mapper::new(slots, Arc::clone(&space));
         mapper.set_domain(factory.domain());
@@ -125,9 +139,19 @@ impl Machine {
         vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
         hotplug::newcomer::restore(&pci, &mut factory, design.added)?;
-        let entry = load(&ram, used, payload, design)?;
-        let vcpus = vcpu::create(&vm, &vcpu_design(design), 0..config.cpus.count, entry.as_ref())?;
-        let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci)?;
+        let extent = design.extent.cloned().unwrap_or_else(|| Extent::at_start(config));
+        let entry = load(&ram, used, payload, design, &extent)?;
+        let maker = Maker {
+            vm: Arc::clone(&vm),
+            processors: design.spec.processors.clone(),
+            numa: design.spec.numa.clone(),
+            host: design.cpuid.clone(),
+            address_bits: plan.map.physical_address_bits,
+        };
+        let vcpus = extent.cpus.iter().map(|id| maker.make(*id, entry.as_ref())).collect::<Result<_, _>>()?;
+        let ejected = Arc::new(Ejected::new().map_err(MachineError::Event)?);
+        let hot_plug = hot_plug_registers(&vm, &extent, &ejected);
+        let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci, &hot_plug)?;
         let runner = Arc::new(Runner {
             ports,
             pci: Arc::clone(&pci),
@@ -140,14 +164,97 @@ impl Machine {
             },
         });
         let threads = Threads::start(vcpus, named, &runner)?;
-        Ok(Self { threads, serial, ending, pci, routes, ram, slot_events, _firmware: firmware, factory })
+        Ok(Self {
+            threads,
+            serial,
+            ending,
+            pci,
+            routes,
+            ram: memory,
+            hot_plug,
+            ejected,
+            maker,
+            parked: BTreeMap::new(),
+            slot_events,
+            _firmware: firmware,
+            factory,
+        })
     }
 
     /// Ends the vCPUs and the endpoints. Returns RAM as the guest left it.
     pub fn stop(&mut self) -> GuestMemoryMmap {
         self.threads.stop();
         self.pci.detach();
-        self.ram.clone()
+        GuestMemoryMmap::clone(&self.ram.memory())
+    }
+
+    /// Gives the guest processor `number`, which it does not have or was asked to give back.
+    pub fn add_cpu(&mut self, number: u8) -> Result<(), MachineError> {
+        // It may have given it back since it was asked.
+        if !self.hot_plug.keep_cpu(number) {
+            self.take_ejected();
+            let vcpu = match self.parked.remove(&number) {
+                Some(vcpu) => vcpu,
+                None => self.maker.make(number, None)?,
+            };
+            self.threads.add(vcpu)?;
+        }
+        self.hot_plug.add_cpu(number);
+        Ok(())
+    }
+
+    /// Asks the guest to give processor `number` back.
+    pub fn ask_for_cpu(&self, number: u8) {
+        self.hot_plug.ask_for_cpu(number);
+    }
+
+    /// Ends the threads of processors that the guest gave back.
+    pub fn take_ejected(&mut self) {
+        for number in self.ejected.take() {
+            if let Some(vcpu) = self.threads.remove(number) {
+                vcpu.rest();
+                self.parked.insert(number, vcpu);
+            }
+        }
+    }
+
+    /// Tells of processors that the guest gave back.
+    #[must_use]
+    pub fn ejected(&self) -> &Ejected {
+        &self.ejected
+    }
+
+    /// Gives the guest `memory`, of which `devices` tell. Host functions that are there can reach it already.
+    pub fn add_memory(&self, memory: &GuestMemoryMmap, devices: &[MemoryDevice]) -> Result<(), MachineError> {
+        let failed = |error: vm_memory::GuestRegionCollectionError| MachineError::AddMemory { reason: error.to_string() };
+        let mut all = GuestMemoryMmap::clone(&self.ram.memory());
+        let mut rest = memory.clone();
+        for region in memory.iter() {
+            let (left, region) = rest.remove_region(region.start_addr(), region.len()).map_err(failed)?;
+            (rest, all) = (left, all.insert_region(region).map_err(failed)?);
+        }
+        for region in memory::regions(memory) {
+            // SAFETY: it becomes part of RAM below, which the machine keeps until its vCPUs have ended.
+            self.pci.change(|tree| unsafe { tree.mapper.slots().add(region.at, region.len, region.host) })?;
+        }
+        if let Ok(ram) = self.ram.lock() {
+            ram.replace(all);
+        }
+        for device in devices {
+            self.hot_plug.add_memory(*device);
+        }
+        Ok(())
+    }
+
+    /// What host functions reach memory through, once there is one.
+    #[must_use]
+    pub fn domain(&self) -> Option<Arc<Domain>> {
+        self.factory.domain()
+    }
+
+    /// Presses the power button.
+    pub fn press_power_button(&self) {
+        self.hot_plug.press_power_button();
     }
 
     /// Keeps the guest from running. Returns when no vCPU runs.
@@ -223,14 +330,17 @@ impl Image {
     }
 }
 
-/// What vCPUs are made from.
-fn vcpu_design<'a>(design: &Design<'a>) -> VcpuDesign<'a> {
-    VcpuDesign {
-        processors: &design.spec.processors,
-        numa: design.spec.numa.as_ref(),
-        host: design.cpuid.as_slice(),
-        address_bits: design.plan.map.physical_address_bits,
-    }
+/// The registers through which the guest learns of processors and memory that come and go.
+fn hot_plug_registers(vm: &Vm, extent: &Extent, ejected: &Arc<Ejected>) -> Arc<HotPlugRegisters> {
+    let line = EdgeLine::new(vm.fd(), arch::ports::EVENT_GSI);
+    let interrupt = move || {
+        if let Err(error) = line.pulse() {
+            log::error!("cannot raise the event device's interrupt: {error}");
+        }
+    };
+    let ejected = Arc::clone(ejected);
+    let tell = move |number| ejected.tell(number);
+    HotPlugRegisters::new(extent.cpus.clone(), extent.memory.clone(), Box::new(interrupt), Box::new(tell))
 }
 
 /// Maps the image read-only below 4 GiB and copies its end below 1 MiB, where real-mode firmware runs.
@@ -254,14 +364,22 @@ fn map_firmware(
 }
 
 /// Puts what runs first, and the tables that it finds, into RAM; says how a kernel is entered.
-fn load(ram: &GuestMemoryMmap, used: bool, payload: Image, design: &Design<'_>) -> Result<Option<Entry>, MachineError> {
+fn load(
+    ram: &GuestMemoryMmap,
+    used: bool,
+    payload: Image,
+    design: &Design<'_>,
+    extent: &Extent,
+) -> Result<Option<Entry>, MachineError> {
     let (config, plan) = (design.config, design.plan);
-    let started = usize::from(config.cpus.count);
-    let placements = design.spec.processors.placements().iter().enumerate();
-    let cpus: Vec<Cpu> =
-        placements.map(|(number, placement)| Cpu { apic_id: placement.apic_id, present: number < started }).collect();
+    let placements = (0u8..=u8::MAX).zip(design.spec.processors.placements());
+    let cpus: Vec<Cpu> = placements
+        .map(|(number, placement)| Cpu { apic_id: placement.apic_id, present: extent.cpus.contains(&number) })
+        .collect();
     let tables = acpi::memory(&acpi::AcpiInputs {
         cpus: &cpus,
+        hot_plug_cpus: config.cpus.max.is_some(),
+        memory_devices: if config.memory.growth.bytes() > 0 { arch::ports::MEMORY_DEVICES } else { 0 },
         map: &plan.map,
         serial: true,
         root_bridges: &plan.root_bridges(),
@@ -316,6 +434,12 @@ pub enum MachineError {
     /// Devices that came before a reset.
     #[error("cannot make a device that was added before the reset")]
     Added(#[from] HotPlugError),
+    /// Memory that came.
+    #[error("added memory does not fit beside RAM: {reason}")]
+    AddMemory {
+        /// Why.
+        reason: String,
+    },
     /// vCPUs.
     #[error(transparent)]
     Setup(#[from] SetupError),

@@ -92,7 +92,8 @@ impl Outputs {
         let mut changes = Changes::default();
         loop {
             let plan = changes.plan(design.plan);
-            let design = Design { plan: &plan, added: changes.added(), ..*design };
+            let extent = changes.extent(design.config);
+            let design = Design { plan: &plan, added: changes.added(), extent: Some(&extent), ..*design };
             let next = match ground.take() {
                 Some(ground) => ground,
                 None => {
@@ -115,7 +116,7 @@ impl Outputs {
             let end = match &mut service {
                 None => driver::run(&ending, sources, None)?,
                 Some(service) => {
-                    let mut session = Session::new(service, &mut machine, design.config, design.spec, changes.clone());
+                    let mut session = Session::new(service, &mut machine, &design, changes.clone()).map_err(RunError::Event)?;
                     session.started();
                     let end = driver::run(&ending, sources, Some(&mut session))?;
                     next_changes = session.changes();

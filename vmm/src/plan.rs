@@ -14,6 +14,8 @@ use thiserror::Error;
 pub struct Limits {
     /// RAM in bytes.
     pub ram: u64,
+    /// RAM that may come, in bytes.
+    pub growth: u64,
     /// Guest-physical address width.
     pub address_bits: u8,
     /// Whether the host's IOMMU cannot map AMD's HyperTransport range.
@@ -39,6 +41,7 @@ pub fn plan(topology: &Topology, limits: &Limits) -> Result<MachinePlan, Machine
     segments.dedup();
     let mut map = MemoryMap::new(&MemoryMapRequest {
         ram: limits.ram,
+        hot_plug: limits.growth,
         physical_address_bits: limits.address_bits,
         reserved: if limits.amd { vec![AMD_HYPERTRANSPORT] } else { Vec::new() },
         firmware_size: limits.firmware,

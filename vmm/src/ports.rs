@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use api::config::VmConfig;
 use arch::ports;
+use devices::acpi::{self, CpuPorts, EventPorts, HotPlugRegisters, MemoryPorts};
 use devices::legacy::{DebugConsole, DebugExit, KeyboardController, PowerEvent, PowerSink, ResetControl, Serial, SleepControl};
 use pci::bar::PORTS;
 use pci::topology::FIRST_PORT;
@@ -18,6 +19,13 @@ use crate::kvm::{EdgeLine, Vm};
 use crate::machine::Surroundings;
 use crate::pci_bus::{ConfigPorts, PciBus};
 
+// DSDT and the registers mean the same.
+const _: () = {
+    assert!(ports::NOTHING_NEXT == acpi::NOTHING_NEXT && ports::CPU_EJECT == acpi::EJECT);
+    assert!(ports::event::CPU == acpi::CPU_EVENT && ports::event::MEMORY == acpi::MEMORY_EVENT);
+    assert!(ports::event::POWER_BUTTON == acpi::POWER_BUTTON_EVENT && ports::MEMORY_DEVICE_LEN == acpi::MEMORY_DEVICE_LEN);
+};
+
 /// Connects everything; returns the serial line beside, for input.
 pub fn wire(
     vm: &Vm,
@@ -25,6 +33,7 @@ pub fn wire(
     surroundings: &Surroundings,
     ending: &Arc<Ending>,
     pci: &Arc<PciBus>,
+    hot_plug: &Arc<HotPlugRegisters>,
 ) -> Result<(IoManager, Arc<Serial>), PortsError> {
     let mut bus = Bus(IoManager::new());
     let power: Arc<dyn PowerSink> = {
@@ -38,6 +47,15 @@ pub fn wire(
         bus.add(ports::CONFIG_ADDRESS, 8, "PCI configuration", ConfigPorts { pci: Arc::clone(pci), reset })?;
     } else {
         bus.add(ports::RESET, 1, "reset register", reset)?;
+    }
+    let registers = || Arc::clone(hot_plug);
+    bus.add(ports::HOT_PLUG_EVENTS, ports::HOT_PLUG_EVENTS_LEN, "event registers", EventPorts(registers()))?;
+    if config.cpus.max.is_some() {
+        bus.add(ports::CPU_STATE, ports::CPU_STATES, "processor states", CpuPorts(registers()))?;
+    }
+    if config.memory.growth.bytes() > 0 {
+        let len = ports::MEMORY_DEVICES * ports::MEMORY_DEVICE_LEN;
+        bus.add(ports::MEMORY_DEVICE, len, "memory devices", MemoryPorts(registers()))?;
     }
     if config.debug_exit {
         // Guests made for QEMU write 1, 2 or 4 bytes.
@@ -183,7 +201,7 @@ mod tests {
     }
 
     fn nothing() -> Arc<AddressSpace> {
-        AddressSpace::new(vm_memory::GuestMemoryMmap::default())
+        AddressSpace::new(devices::virtio::Memory::new(vm_memory::GuestMemoryMmap::default()))
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::numa::{GuestNuma, most_cpus};
 /// If they do not fit the arrangement, or need an APIC id that is too large.
 pub fn processors(config: &VmConfig, numa: Option<&GuestNuma>) -> Result<Processors, ProcessorsError> {
     let most = most_cpus(config);
-    let given = config.cpu_topology;
+    let given = config.cpus.topology;
     let by_node = packages_of_nodes(numa);
     match given {
         Some(topology) if by_node.len() <= 1 || topology.packages.get() > 1 => {
@@ -55,6 +55,8 @@ fn packages_of_nodes(numa: Option<&GuestNuma>) -> Vec<Vec<u32>> {
 mod tests {
     use std::num::NonZeroU16;
 
+    use api::config::CpuConfig;
+
     use super::*;
     use crate::numa;
     use crate::spec::Host;
@@ -92,7 +94,10 @@ mod tests {
     #[test]
     fn an_arrangement_is_kept_and_one_of_a_single_package_is_that_of_each_node() {
         let two = ["0,cpus=0-3,memory=256M", "1,cpus=4-7,memory=256M"];
-        let with = |nodes: &[&str], shape| VmConfig { cpu_topology: topology(shape), ..machine(8, nodes) };
+        let with = |nodes: &[&str], shape| VmConfig {
+            cpus: CpuConfig { topology: topology(shape), ..machine(8, nodes).cpus },
+            ..machine(8, nodes)
+        };
         assert_eq!(ids(&with(&[], [2, 3, 1, 2])), [0, 1, 2, 3, 4, 5, 8, 9]);
         assert_eq!(ids(&with(&two, [1, 3, 1, 4])), [0, 1, 2, 4, 5, 6, 8, 9]);
         assert_eq!(ids(&with(&two, [2, 4, 1, 1])), [0, 1, 2, 3, 4, 5, 6, 7]);

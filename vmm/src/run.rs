@@ -147,7 +147,7 @@ impl Guest {
         service: Option<&mut Service<'_>>,
     ) -> Result<End, RunError> {
         let Blueprint { config, spec, plan, cpuid, .. } = &*self.blueprint;
-        let design = Design { config, spec, plan, cpuid, added: &[], backends: &self.backends };
+        let design = Design { config, spec, plan, cpuid, added: &[], extent: None, backends: &self.backends };
         let end = self.outputs.run(ground, named, &design, options, service);
         let lost = self.outputs.close();
         if lost > 0 {
@@ -231,6 +231,7 @@ fn limits(config: &VmConfig, host: &[kvm_bindings::kvm_cpuid_entry2]) -> Result<
     };
     Ok(Limits {
         ram: config.memory.size.bytes(),
+        growth: config.memory.growth.bytes(),
         address_bits: cpuid::physical_address_bits(host).min(config.max_physical_bits.unwrap_or(u8::MAX)),
         amd: host.iter().any(|leaf| leaf.function == 0 && leaf.ecx == u32::from_le_bytes(*b"cAMD")),
         firmware,

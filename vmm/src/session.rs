@@ -1,5 +1,6 @@
 //! Answers commands while a machine runs, and follows devices that come and go.
 
+use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
@@ -14,8 +15,8 @@ use crate::driver::{Attendant, End};
 use crate::hotplug::HotPlug;
 use crate::inject;
 use crate::listing;
-use crate::machine::Machine;
-use crate::spec::Spec;
+use crate::machine::{Design, Machine};
+use crate::resize::Resizer;
 
 /// What shall follow the end of a guest that a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,20 +54,22 @@ pub struct Session<'a, 's> {
     machine: &'a mut Machine,
     config: &'a VmConfig,
     hotplug: HotPlug,
+    resizer: Resizer,
 }
 
 impl<'a, 's> Session<'a, 's> {
     /// For a machine that has just been started.
-    #[must_use]
     pub fn new(
         service: &'a mut Service<'s>,
         machine: &'a mut Machine,
-        config: &'a VmConfig,
-        spec: &Spec,
+        design: &Design<'a>,
         changes: Changes,
-    ) -> Self {
+    ) -> io::Result<Self> {
+        let (config, spec) = (design.config, design.spec);
+        let extent = changes.extent(config);
+        let resizer = Resizer::new(config, spec.numa.as_ref(), &design.plan.map.hot_plug, extent)?;
         let hotplug = HotPlug::new(spec, changes);
-        Self { service, machine, config, hotplug }
+        Ok(Self { service, machine, config, hotplug, resizer })
     }
 
     /// Tells that the machine runs.
@@ -79,18 +82,36 @@ impl<'a, 's> Session<'a, 's> {
 
     /// How the devices differ from those at the first start. A removal under way counts as done.
     #[must_use]
-    pub fn changes(self) -> Changes {
-        self.hotplug.changes()
+    pub fn changes(mut self) -> Changes {
+        self.resizer.settle(self.machine);
+        let mut changes = self.hotplug.changes();
+        changes.resize(self.resizer.extent().clone());
+        changes
     }
 
     fn publish(&self, phase: Phase) {
         self.service.published.set(Some(VmInfo {
-            config: self.config.clone(),
+            config: self.sized_config(),
             phase,
             progress: None,
-            memory: self.config.memory.size.bytes(),
+            memory: self.resizer.memory(),
             devices: listing::devices(self.machine, &self.hotplug),
         }));
+    }
+
+    /// The configuration, with the processors that there are: clients take their number for that of the moment.
+    fn sized_config(&self) -> VmConfig {
+        let mut config = self.config.clone();
+        config.cpus.count = self.resizer.cpus();
+        config
+    }
+
+    fn publish_size(&self) {
+        let (config, memory) = (self.sized_config(), self.resizer.memory());
+        self.service.published.update(|info| {
+            info.config.cpus = config.cpus;
+            info.memory = memory;
+        });
     }
 
     fn end(&mut self, after: After, reply: Reply<()>) -> Option<End> {
@@ -127,7 +148,14 @@ impl<'a, 's> Session<'a, 's> {
                 reply.send(Ok(()));
             }
             Command::Resize { to, reply } => reply.send(self.resize(to)),
+            Command::PowerButton { reply } => {
+                self.machine.press_power_button();
+                reply.send(Ok(()));
+            }
             Command::AddDevice { mut functions, reply } => {
+                if self.resizer.settle(self.machine) {
+                    self.publish_size();
+                }
                 if let Some(policy) = self.service.policy {
                     functions.iter_mut().for_each(|function| policy.complete(function));
                 }
@@ -144,7 +172,6 @@ impl<'a, 's> Session<'a, 's> {
             Command::Counters { reply } => reply.send(Ok(self.machine.counters().for_client())),
             other => {
                 let why = match &other {
-                    Command::PowerButton { .. } => "this machine has no power button",
                     Command::AddDisk { .. } => "disks cannot be added while the guest runs",
                     _ => "this build has no such device",
                 };
@@ -155,24 +182,30 @@ impl<'a, 's> Session<'a, 's> {
         None
     }
 
-    /// Nothing can be resized; a request for what is there already is met.
-    fn resize(&self, to: Resize) -> Result<(), ApiError> {
-        let (cpus, ram) = (self.config.cpus.count, self.config.memory.size);
-        let same = to.cpus.is_none_or(|wanted| wanted == cpus) && to.ram.is_none_or(|wanted| wanted == ram.bytes());
-        if same && to.balloon.is_none_or(|wanted| wanted == 0) {
-            return Ok(());
+    fn resize(&mut self, to: Resize) -> Result<(), ApiError> {
+        if to.balloon.is_some_and(|wanted| wanted != 0) {
+            return Err(ApiError::new(ErrorKind::Unsupported, "this machine has no balloon"));
         }
-        let what = format!("a machine keeps what it was started with: --cpus {cpus} --memory {ram}");
-        Err(ApiError::new(ErrorKind::Unsupported, what))
+        let done = self.resizer.resize(self.machine, &to).map_err(|error| error.for_client());
+        self.publish_size();
+        done
     }
 }
 
 impl Attendant for Session<'_, '_> {
     fn descriptors(&self) -> Vec<i32> {
-        vec![self.service.inbox.as_raw_fd(), self.machine.slot_events().as_raw_fd()]
+        vec![
+            self.service.inbox.as_raw_fd(),
+            self.machine.slot_events().as_raw_fd(),
+            self.machine.ejected().as_raw_fd(),
+            self.resizer.as_raw_fd(),
+        ]
     }
 
     fn attend(&mut self) -> Option<End> {
+        if self.resizer.follow(self.machine) {
+            self.publish_size();
+        }
         let moved = self.hotplug.follow(self.machine, Instant::now());
         if moved {
             self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));

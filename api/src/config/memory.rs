@@ -16,6 +16,8 @@ use super::size::Size;
 pub struct MemoryConfig {
     /// Bytes of guest memory. The memory map says which sizes are possible.
     pub size: Size,
+    /// Bytes that may come beside those of the start. Address space only, nothing is committed.
+    pub growth: Size,
     /// Backed by a file descriptor that another process can map.
     pub shared: bool,
     /// Backed by huge pages of the host's pool, of this size.
@@ -49,7 +51,7 @@ impl HugePageSize {
 impl Default for MemoryConfig {
     /// 512 MiB of private, ordinary pages.
     fn default() -> Self {
-        Self { size: Size(512 << 20), shared: false, hugepages: None, prefault: false, prefault_threads: None }
+        Self { size: Size(512 << 20), growth: Size(0), shared: false, hugepages: None, prefault: false, prefault_threads: None }
     }
 }
 
@@ -62,6 +64,7 @@ choice!(
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Fields {
     size: Size,
+    hotplug: Option<Size>,
     #[serde(default)]
     shared: bool,
     hugepages: Option<HugePages>,
@@ -89,6 +92,10 @@ impl TryFrom<Fields> for MemoryConfig {
             (Some(HugePages::OneGib), None | Some(HugePageSize::OneGib)) => Some(HugePageSize::OneGib),
             (Some(_), Some(_)) => return Err(MemoryError::TwoSizes),
         };
+        let growth = fields.hotplug.unwrap_or(Size(0));
+        if fields.size.bytes().checked_add(growth.bytes()).is_none() {
+            return Err(MemoryError::GrowthTooLarge { growth });
+        }
         if let Some(page) = hugepages.map(HugePageSize::size)
             && !fields.size.bytes().is_multiple_of(page.bytes())
         {
@@ -100,7 +107,7 @@ impl TryFrom<Fields> for MemoryConfig {
             (Some(None), true) => return Err(MemoryError::NoThreads),
             (Some(threads), true) => threads,
         };
-        Ok(Self { size: fields.size, shared: fields.shared, hugepages, prefault: fields.prefault, prefault_threads })
+        Ok(Self { size: fields.size, growth, shared: fields.shared, hugepages, prefault: fields.prefault, prefault_threads })
     }
 }
 
@@ -116,6 +123,9 @@ impl fmt::Display for MemoryConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut pairs = Pairs::new(f);
         pairs.pair("size", &self.size)?;
+        if self.growth != Size(0) {
+            pairs.pair("hotplug", &self.growth)?;
+        }
         pairs.switch("shared", self.shared, false)?;
         pairs.optional("hugepages", self.hugepages.map(HugePageSize::size).as_ref().map(|size| size as _))?;
         pairs.switch("prefault", self.prefault, false)?;
@@ -138,6 +148,12 @@ pub enum MemoryError {
     /// `hugepages=2M,hugepage-size=1G`.
     #[error("`hugepages` and `hugepage-size` name different sizes; keep one of them")]
     TwoSizes,
+    /// More than 64 bits can count.
+    #[error("`hotplug` of {growth} is, with `size`, more than 64 bits can count; lower it")]
+    GrowthTooLarge {
+        /// What may come.
+        growth: Size,
+    },
     /// A last page that would be cut.
     #[error("a size of {size} is no multiple of the huge page size {page}; round it up")]
     NotWholePages {
@@ -186,6 +202,7 @@ mod tests {
             ("1G,prefault_threads=4", "without `prefault=on`"),
             ("1G,prefault=on,prefault_threads=0", "is 0"),
             ("1G,hugepages=4M", "key `hugepages`"),
+            ("2T,hotplug=16777215T", "more than 64 bits"),
         ] {
             let error = text.parse::<MemoryConfig>().unwrap_err().to_string();
             assert!(error.starts_with("--memory: ") && error.contains(part), "{error}");
@@ -194,7 +211,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_reads_back() {
-        for text in ["2G", "512M,shared=on,hugepages=2M,prefault=on,prefault-threads=4", "1T,hugepages=1G"] {
+        for text in ["2G", "512M,shared=on,hugepages=2M,prefault=on,prefault-threads=4", "1T,hugepages=1G", "512M,hotplug=24T"] {
             let config: MemoryConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config));
         }

@@ -8,7 +8,6 @@ use super::cpu::CpuConfig;
 use super::device::DeviceConfig;
 use super::disk::DiskConfig;
 use super::folder::FsConfig;
-use super::growth::{CpuTopology, GrowthConfig};
 use super::memory::MemoryConfig;
 use super::net::NetConfig;
 use super::numa::NumaConfig;
@@ -45,10 +44,6 @@ pub struct VmConfig {
     pub cdi_dirs: Vec<PathBuf>,
     /// virtio-blk disks, in this order.
     pub disks: Vec<DiskConfig>,
-    /// How far processors and memory can grow.
-    pub growth: GrowthConfig,
-    /// How processors are arranged; by default one thread and one core per package.
-    pub cpu_topology: Option<CpuTopology>,
     /// Width of the guest's physical addresses in bits, at most; by default that of the host.
     pub max_physical_bits: Option<u8>,
     /// Network interfaces, in this order.
@@ -83,8 +78,6 @@ impl Default for VmConfig {
             devices: Vec::new(),
             cdi_dirs: Vec::new(),
             disks: Vec::new(),
-            growth: GrowthConfig::default(),
-            cpu_topology: None,
             max_physical_bits: None,
             nets: Vec::new(),
             filesystems: Vec::new(),

@@ -13,8 +13,8 @@ use super::net::NetBody;
 use super::small::{FsBody, VsockBody, missing, no_iommu};
 use crate::config::flags::FlagError;
 use crate::config::{
-    BalloonConfig, CpuConfig, CpuTopology, FsConfig, GrowthConfig, HugePageSize, KernelConfig, MemoryConfig, MemoryError,
-    NumaConfig, NumaFlag, OutputConfig, Payload, RngConfig, Size, VmConfig,
+    BalloonConfig, CpuConfig, CpuTopology, FsConfig, HugePageSize, KernelConfig, MemoryConfig, MemoryError, NumaConfig, NumaFlag,
+    OutputConfig, Payload, RngConfig, Size, VmConfig,
 };
 use crate::error::ApiError;
 
@@ -289,9 +289,9 @@ impl CpusBody {
             Ok(count @ 1..) => Ok(count),
             _ => Err(refused(WHAT, key, &format!("{count} processors are not possible; 1 to 255 are"))),
         };
-        let cpus = CpuConfig { count: count("cpus.boot_vcpus", boot)? };
+        let boot = count("cpus.boot_vcpus", boot)?;
         let max = count("cpus.max_vcpus", most)?;
-        if max < cpus.count {
+        if max < boot {
             return Err(refused(WHAT, "cpus.max_vcpus", &format!("{max} is less than the {boot} processors at the start")));
         }
         let topology = self.topology.map(|topology| CpuTopology {
@@ -313,9 +313,7 @@ impl CpusBody {
         if self._features.as_ref().and_then(|features| features.get("amx")) == Some(&Value::Bool(true)) {
             notes.ignored(WHAT, "cpus.features.amx");
         }
-        config.cpus = cpus;
-        config.growth.max_cpus = (max > cpus.count).then_some(max);
-        config.cpu_topology = topology;
+        config.cpus = CpuConfig { count: boot, max: (max > boot).then_some(max), topology };
         config.max_physical_bits = self.max_phys_bits;
         Ok(())
     }
@@ -352,9 +350,15 @@ impl MemoryBody {
             return Err(refused(WHAT, "memory.hotplug_size", "together with `memory.size` it is more than 64 bits can count"));
         }
         let prefault = self.prefault.unwrap_or_default();
-        config.memory = MemoryConfig { size, shared: self.shared.unwrap_or_default(), hugepages, prefault, ..config.memory };
+        config.memory = MemoryConfig {
+            size,
+            growth: Size(growth),
+            shared: self.shared.unwrap_or_default(),
+            hugepages,
+            prefault,
+            ..config.memory
+        };
         config.memory.prefault_threads = config.memory.prefault_threads.filter(|_| prefault);
-        config.growth = GrowthConfig { memory: Size(growth), ..config.growth };
         Ok(())
     }
 }

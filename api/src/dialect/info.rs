@@ -87,11 +87,11 @@ fn config(config: &VmConfig) -> Value {
 fn cpus(config: &VmConfig) -> Value {
     let mut cpus = json!({
         "boot_vcpus": config.cpus.count,
-        "max_vcpus": config.growth.max_cpus.unwrap_or(config.cpus.count),
+        "max_vcpus": config.cpus.max.unwrap_or(config.cpus.count),
         "max_phys_bits": config.max_physical_bits.unwrap_or(PHYSICAL_BITS),
         "kvm_hyperv": false,
     });
-    let topology = config.cpu_topology.map(|topology| {
+    let topology = config.cpus.topology.map(|topology| {
         json!({
             "threads_per_core": topology.threads_per_core,
             "cores_per_die": topology.cores_per_die,
@@ -115,7 +115,7 @@ fn memory(config: &VmConfig) -> Value {
         "mergeable": false,
         "hotplug_method": "Acpi",
         // Zero, too: a client takes a missing key for "cannot grow" and says nothing.
-        "hotplug_size": config.growth.memory.bytes(),
+        "hotplug_size": config.memory.growth.bytes(),
     });
     if let Some(map) = value.as_object_mut() {
         disk::put(map, "hugepage_size", memory.hugepages.map(HugePageSize::size).map(|size| size.bytes()));

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{
-    BalloonConfig, CpuTopology, DiskIo, FsConfig, GrowthConfig, HugePageSize, ImageFormat, MacAddress, NetConfig, OutputConfig,
+    BalloonConfig, CpuConfig, CpuTopology, DiskIo, FsConfig, HugePageSize, ImageFormat, MacAddress, NetConfig, OutputConfig,
     Payload, PcieConfig, RateLimit, Size, TokenBucket, TopologyPolicy, VmConfig, VsockConfig,
 };
 use crate::error::{ApiError, ErrorKind};
@@ -67,8 +67,11 @@ fn every_section_reaches_the_configuration() {
     .unwrap();
     let of = |n| NonZeroU16::new(n).unwrap();
     let topology = CpuTopology { threads_per_core: of(2), cores_per_die: of(4), dies_per_package: of(1), packages: of(1) };
-    assert_eq!((config.cpus.count, config.cpu_topology, config.max_physical_bits), (2, Some(topology), Some(46)));
-    assert_eq!(config.growth, GrowthConfig { max_cpus: Some(8), memory: Size(4 << 30) });
+    assert_eq!(
+        (config.cpus, config.max_physical_bits),
+        (CpuConfig { count: 2, max: Some(8), topology: Some(topology) }, Some(46))
+    );
+    assert_eq!(config.memory.growth, Size(4 << 30));
     assert_eq!((config.memory.size, config.memory.hugepages), (Size(2 << 30), Some(HugePageSize::OneGib)));
     assert!(config.memory.shared && config.memory.prefault);
     let bucket = TokenBucket { size: 10, one_time_burst: None, refill_ms: 100 };

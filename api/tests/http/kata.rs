@@ -234,7 +234,7 @@ fn what_was_sent_is_what_the_machine_is_asked_for_and_what_info_says() {
         replay(&call, &mut client, Pieces::AsSent, &mut BTreeMap::new());
         let config = vmm.seen.lock().unwrap().configs[0].clone();
         assert_eq!((config.memory.size.bytes(), config.memory.shared), (size, shared));
-        assert_eq!((config.growth.memory.bytes(), config.growth.max_cpus, config.cpus.count), (growth, Some(4), 1));
+        assert_eq!((config.memory.growth.bytes(), config.cpus.max, config.cpus.count), (growth, Some(4), 1));
         assert_eq!((config.vsock.unwrap().cid, config.disks.len(), config.disks[0].readonly), (3, 1, true));
         let info = client.call("GET", "vm.info", "").json();
         let sent: Value = serde_json::from_str(call.writes.concat().split_once("\r\n\r\n").unwrap().1).unwrap();

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 fn request(ram: u64, bits: u8) -> MemoryMapRequest {
     MemoryMapRequest {
         ram,
+        hot_plug: 0,
         physical_address_bits: bits,
         reserved: Vec::new(),
         firmware_size: 0,
@@ -153,6 +154,7 @@ proptest! {
     ) {
         let request = MemoryMapRequest {
             ram: pages * PAGE,
+            hot_plug: 0,
             physical_address_bits: bits,
             reserved: holes.iter().map(|&(start, len)| Range::sized(FOUR_GIB + start, len)).collect(),
             firmware_size: firmware & !0xFFF,

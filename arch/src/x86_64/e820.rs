@@ -74,6 +74,7 @@ mod tests {
         let segments = [(0, 3), (1, 255)];
         MemoryMap::new(&MemoryMapRequest {
             ram,
+            hot_plug: 0,
             physical_address_bits: 40,
             reserved: Vec::new(),
             firmware_size: 64 << 10,

@@ -61,6 +61,7 @@ mod tests {
     fn map(ram: u64) -> MemoryMap {
         MemoryMap::new(&MemoryMapRequest {
             ram,
+            hot_plug: 0,
             physical_address_bits: 40,
             reserved: Vec::new(),
             firmware_size: 0,

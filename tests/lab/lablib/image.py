@@ -52,7 +52,7 @@ def build(scenario, kernel, banyan, folder):
 def command(guest):
     """Banyan's command line for this guest."""
     cmdline = " ".join(filter(None, [GUEST_CMDLINE, guest.cmdline, f"lab.guest={guest.name}"]))
-    words = ["/lab/banyan", "run", "--cpus", str(guest.cpus), "--memory", guest.memory, "--serial", "stdio"]
+    words = ["/lab/banyan", "run", "--cpus", f"boot={guest.cpus},max={max(guest.cpus, guest.max_cpus)}", "--memory", guest.memory, "--serial", "stdio"]
     words += ["--kernel", f"/lab/{KERNELS[guest.kernel]}", "--initramfs", "/lab/guest.cpio", "--cmdline", cmdline]
     return [*words, *guest.arguments]
 

@@ -24,6 +24,7 @@ class Guest:
     name: str
     kernel: str = "elf"
     cpus: int = 1
+    max_cpus: int = 0
     memory: str = "512M"
     cmdline: str = ""
     arguments: tuple = ()

@@ -211,6 +211,7 @@ mod tests {
     fn load(memory: &GuestMemoryMmap, address: u64) -> Result<Entry, BootError> {
         let map = MemoryMap::new(&MemoryMapRequest {
             ram: RAM,
+            hot_plug: 0,
             physical_address_bits: 40,
             reserved: Vec::new(),
             firmware_size: 0,

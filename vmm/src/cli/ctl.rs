@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use api::config::flags::{FlagError, FlagProblem};
-use api::config::{CpuConfig, DeviceConfig, DiskConfig, Size};
+use api::config::{DeviceConfig, DiskConfig, Size};
 use clap::{Args, Subcommand, ValueHint};
 use pci::errors::PcieError;
 
@@ -102,12 +102,12 @@ pub enum CtlCommand {
         #[arg(value_name = "ERROR", value_parser = str::parse::<PcieError>)]
         error: PcieError,
     },
-    /// Change processors or memory (refused: a machine keeps what it has)
+    /// Change the number of processors or the memory of a machine with --cpus max=N or --memory hotplug=SIZE
     #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
     Resize {
         /// Processors in all
-        #[arg(long, value_name = "N", group = "what")]
-        cpus: Option<CpuConfig>,
+        #[arg(long, value_name = "N", group = "what", value_parser = clap::value_parser!(u8).range(1..))]
+        cpus: Option<u8>,
         /// Memory in all, such as 2G
         #[arg(long, value_name = "SIZE", group = "what")]
         memory: Option<Size>,

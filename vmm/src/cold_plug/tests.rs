@@ -19,7 +19,7 @@ fn config(pcie: &str, devices: &[String]) -> VmConfig {
 
 fn planned(config: &VmConfig, host: &Host) -> (Spec, MachinePlan) {
     let spec = spec::spec(config, host).unwrap();
-    let limits = Limits { ram: 1 << 30, address_bits: 46, amd: false, firmware: 0 };
+    let limits = Limits { ram: 1 << 30, growth: 0, address_bits: 46, amd: false, firmware: 0 };
     let plan = plan::plan(&spec.topology, &limits).unwrap();
     (spec, plan)
 }

@@ -63,8 +63,7 @@ fn call(command: &CtlCommand) -> Result<(Verb, &'static str, Option<Value>), Ctl
             (Verb::Put, "vm.inject-error", Some(json!({ "at": at, "error": error.to_string() })))
         }
         CtlCommand::Resize { cpus, memory } => {
-            let body =
-                json!({ "desired_vcpus": cpus.map(|cpus| cpus.count), "desired_ram": memory.map(|memory| memory.bytes()) });
+            let body = json!({ "desired_vcpus": cpus, "desired_ram": memory.map(|memory| memory.bytes()) });
             (Verb::Put, "vm.resize", Some(body))
         }
     })

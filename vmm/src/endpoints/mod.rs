@@ -22,7 +22,7 @@ use pci::intx;
 use pci::seams::MsiPort;
 use pci::topology::{Parent, Plan, PlannedFunction, PlannedKind, PortKind};
 use thiserror::Error;
-use vm_memory::GuestMemoryMmap;
+use vm_memory::GuestAddressSpace;
 
 use crate::address_space::{AddressSpace, BusMaster};
 use crate::backends::{BackendError, Backends};
@@ -35,7 +35,6 @@ use crate::spec::{self, Spec};
 /// What endpoints of one machine are made with.
 pub struct Factory {
     vm: Arc<Vm>,
-    ram: GuestMemoryMmap,
     /// RAM as virtio devices hold it.
     memory: Memory,
     backends: Arc<Backends>,
@@ -65,20 +64,19 @@ pub struct Order<'a> {
 }
 
 impl Factory {
-    /// For the machine `vm` with memory `ram`; virtio devices use `backends`. `functions` are open and reach `ram`.
+    /// For the machine `vm` with `memory`; virtio devices use `backends`. `functions` are open and reach it.
     #[must_use]
     pub fn new(
         vm: Arc<Vm>,
-        ram: GuestMemoryMmap,
+        memory: Memory,
         functions: Functions,
         space: Arc<AddressSpace>,
         routes: GsiTable,
         backends: Arc<Backends>,
     ) -> Self {
         let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
-        let memory = Memory::new(ram.clone());
         let Functions { domain, open } = functions;
-        Self { vm, ram, memory, backends, space, routes, msi, domain, open, wires: BTreeMap::new() }
+        Self { vm, memory, backends, space, routes, msi, domain, open, wires: BTreeMap::new() }
     }
 
     /// Makes all of `plan`'s functions and the tree that holds them, programmed as planned.
@@ -190,7 +188,7 @@ impl Factory {
         let forgotten = domain.is_empty();
         let host = HostFunction::open(name, &path, &domain)?;
         if forgotten {
-            groundwork::map_ram(&domain, &self.ram)?;
+            groundwork::map_ram(&domain, &self.memory.memory())?;
         }
         self.domain = Some(domain);
         Ok(host)

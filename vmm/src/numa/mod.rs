@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use crate::host::tree::HostTree;
 use crate::plan::MachinePlan;
+use crate::resize;
 use crate::spec::Host;
 
 mod roots;
@@ -90,7 +91,7 @@ pub fn resolve(config: &VmConfig, host: &Host) -> Result<Option<GuestNuma>, Numa
 /// vCPUs at most: those of the start and those that may come.
 #[must_use]
 pub fn most_cpus(config: &VmConfig) -> u32 {
-    u32::from(config.growth.max_cpus.unwrap_or(0).max(config.cpus.count))
+    u32::from(config.cpus.max.unwrap_or(config.cpus.count))
 }
 
 /// A guest node for each host node that a device is near to; vCPUs and memory are shared out evenly.
@@ -277,23 +278,28 @@ impl GuestNuma {
 #[must_use]
 pub fn acpi_nodes(numa: Option<&GuestNuma>, processors: &Processors, plan: &MachinePlan) -> Vec<Node> {
     let ids: Vec<u32> = processors.placements().iter().map(|placement| placement.apic_id).collect();
+    let hot_plug = &plan.map.hot_plug;
     let Some(numa) = numa else {
         let named: BTreeSet<u32> = plan.pci.root_complexes.iter().filter_map(|root| root.node).collect();
-        if named.is_empty() {
+        // A node tells where memory may come, too.
+        if named.is_empty() && hot_plug.is_empty() {
             return Vec::new();
         }
         let others = named.into_iter().filter(|proximity| *proximity != 0).map(|proximity| Node { proximity, ..Node::default() });
-        let whole = Node { cpus: ids, memory: plan.map.ram.clone(), ..Node::default() };
+        let whole = Node { cpus: ids, memory: plan.map.ram.clone(), hot_plug: hot_plug.clone(), ..Node::default() };
         return std::iter::once(whole).chain(others).collect();
     };
-    let node = |((proximity, node), memory): ((u32, &GuestNode), Vec<Range>)| Node {
-        proximity,
+    let parts = resize::share_out(hot_plug, numa.nodes.len());
+    let ranges = numa.memory(&plan.map).into_iter().zip(parts);
+    let node = |(node, (memory, hot_plug)): (&GuestNode, (Vec<Range>, Vec<Range>))| Node {
+        proximity: 0,
         cpus: node.cpus.iter().filter_map(|cpu| ids.get(usize::try_from(cpu).ok()?).copied()).collect(),
         memory,
-        hot_plug: Vec::new(),
+        hot_plug,
         distances: node.distances.clone(),
     };
-    (0u32..).zip(&numa.nodes).zip(numa.memory(&plan.map)).map(node).collect()
+    let nodes = numa.nodes.iter().zip(ranges).map(node);
+    (0u32..).zip(nodes).map(|(proximity, node)| Node { proximity, ..node }).collect()
 }
 
 impl fmt::Display for GuestNuma {

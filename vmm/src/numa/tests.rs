@@ -57,7 +57,7 @@ fn machine(cpus: u8, memory: &str, numa: &[&str], devices: &[&str], topology: &s
 
 fn planned(config: &VmConfig, tree: &HostTree) -> (Spec, MachinePlan) {
     let spec = spec(config, &look_in(tree, config).unwrap()).unwrap();
-    let limits = Limits { ram: config.memory.size.bytes(), address_bits: 46, amd: false, firmware: 0 };
+    let limits = Limits { ram: config.memory.size.bytes(), growth: 0, address_bits: 46, amd: false, firmware: 0 };
     let plan = plan::plan(&spec.topology, &limits).unwrap();
     (spec, plan)
 }
@@ -150,7 +150,7 @@ fn distances_hold_in_both_directions_unless_both_are_given() {
 fn processors_that_come_later_are_shared_out_as_those_of_the_start() {
     let tree = two_sockets();
     let mut config = machine(3, "1G", &["host"], &["0000:03:00.0", "0000:83:00.0"], "host");
-    config.growth.max_cpus = Some(8);
+    config.cpus.max = Some(8);
     let numa = resolve(&config, &look_in(&tree, &config).unwrap()).unwrap().unwrap();
     assert_eq!(numa.nodes.iter().map(|node| node.cpus.to_string()).collect::<Vec<_>>(), ["0-1,3-5", "2,6-7"]);
 }

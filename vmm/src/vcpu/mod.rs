@@ -7,5 +7,5 @@ mod thread;
 
 pub use counters::{Count, Counters, NAMES};
 pub use gate::Gate;
-pub use setup::{SetupError, Vcpu, VcpuDesign, create};
+pub use setup::{Maker, SetupError, Vcpu};
 pub use thread::{Ended, Named, Runner, ThreadError, Threads};

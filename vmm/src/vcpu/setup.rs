@@ -1,14 +1,14 @@
 //! Creates vCPUs and gives them their first state: CPUID, model-specific registers, and the entry of the first one.
 
 use std::io;
-use std::ops::Range;
+use std::sync::Arc;
 
 use api::config::CpuList;
 use arch::x86_64::cpuid::{self, VcpuIdentity};
 use arch::x86_64::msrs;
 use arch::x86_64::processors::Processors;
 use arch::x86_64::regs::Entry;
-use kvm_bindings::{CpuId, Msrs, kvm_cpuid_entry2};
+use kvm_bindings::{CpuId, KVM_MP_STATE_UNINITIALIZED, Msrs, kvm_mp_state};
 use kvm_ioctls::VcpuFd;
 use thiserror::Error;
 
@@ -25,30 +25,32 @@ pub struct Vcpu {
     pub pinned: Option<CpuList>,
 }
 
-/// What vCPUs are made from.
-#[derive(Clone, Copy)]
-pub struct VcpuDesign<'a> {
+/// Makes vCPUs of one machine.
+pub struct Maker {
+    /// The machine.
+    pub vm: Arc<Vm>,
     /// Where each is.
-    pub processors: &'a Processors,
+    pub processors: Processors,
     /// Which node's processors they keep to.
-    pub numa: Option<&'a GuestNuma>,
+    pub numa: Option<GuestNuma>,
     /// CPUID of the host.
-    pub host: &'a [kvm_cpuid_entry2],
+    pub host: CpuId,
     /// Width of physical addresses.
     pub address_bits: u8,
 }
 
-/// Creates the vCPUs with numbers `ids`. Number 0 starts at `entry`, or at the reset vector when there is none; the others
-/// wait to be started by it. Memory slots and the interrupt controller come before.
-pub fn create(vm: &Vm, design: &VcpuDesign<'_>, ids: Range<u8>, entry: Option<&Entry>) -> Result<Vec<Vcpu>, SetupError> {
-    ids.map(|id| {
-        let place = *design.processors.placements().get(usize::from(id)).ok_or(SetupError::NoPlace { id })?;
+impl Maker {
+    /// Creates vCPU `id`. Number 0 starts at `entry`, or at the reset vector when there is none; others wait to be started by
+    /// one that runs. Memory slots and the interrupt controller come before.
+    pub fn make(&self, id: u8, entry: Option<&Entry>) -> Result<Vcpu, SetupError> {
+        let place = *self.processors.placements().get(usize::from(id)).ok_or(SetupError::NoPlace { id })?;
         // KVM takes the number for the initial APIC id.
         let number = u8::try_from(place.apic_id).map_err(|_| SetupError::NoPlace { id })?;
-        let fd = vm.create_vcpu(number)?;
-        let identity = VcpuIdentity { place, physical_address_bits: Some(design.address_bits), tsc_deadline: true };
+        let fd = self.vm.create_vcpu(number)?;
+        let identity = VcpuIdentity { place, physical_address_bits: Some(self.address_bits), tsc_deadline: true };
         let step = |what| move |error: kvm_ioctls::Error| SetupError::Step { id, what, source: error.into() };
-        let shown = CpuId::from_entries(&cpuid::filter(design.host, &identity)).map_err(|_| SetupError::Cpuid { id })?;
+        let leaves = cpuid::filter(self.host.as_slice(), &identity);
+        let shown = CpuId::from_entries(&leaves).map_err(|_| SetupError::Cpuid { id })?;
         fd.set_cpuid2(&shown).map_err(step("set its CPUID"))?;
         set_msrs(&fd, id)?;
         if let (0, Some(entry)) = (id, entry) {
@@ -57,10 +59,19 @@ pub fn create(vm: &Vm, design: &VcpuDesign<'_>, ids: Range<u8>, entry: Option<&E
             fd.set_sregs(&sregs).map_err(step("set its special registers"))?;
             fd.set_regs(&entry.regs).map_err(step("set its registers"))?;
         }
-        let pinned = design.numa.and_then(|numa| numa.pinned_to(id.into())).cloned();
+        let pinned = self.numa.as_ref().and_then(|numa| numa.pinned_to(id.into())).cloned();
         Ok(Vcpu { id, fd, pinned })
-    })
-    .collect()
+    }
+}
+
+impl Vcpu {
+    /// Makes one that ran wait to be started again, as one that is new.
+    pub fn rest(&self) {
+        let state = kvm_mp_state { mp_state: KVM_MP_STATE_UNINITIALIZED };
+        if let Err(error) = self.fd.set_mp_state(state) {
+            log::warn!("vCPU {} goes on where it stopped when it comes again: {error}", self.id);
+        }
+    }
 }
 
 /// Hosts differ in the registers that they let a guest have; one that is refused keeps its reset value.

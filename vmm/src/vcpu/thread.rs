@@ -56,30 +56,60 @@ pub struct Runner {
 
 /// The running vCPUs.
 pub struct Threads {
-    stop: Arc<AtomicBool>,
-    gate: Arc<Gate>,
-    threads: Vec<JoinHandle<()>>,
+    runner: Arc<Runner>,
+    running: Vec<Running>,
+    /// Of all that run or ran.
     counters: Vec<Arc<Counters>>,
+}
+
+struct Running {
+    id: u8,
+    thread: JoinHandle<Option<Vcpu>>,
+    /// Set when this one is to leave.
+    leave: Arc<AtomicBool>,
 }
 
 impl Threads {
     /// Starts one thread for each vCPU, or has the threads `named` run them.
     pub fn start(vcpus: Vec<Vcpu>, named: Option<Named>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
         register_signal_handler(SIGRTMIN(), ignore).map_err(|error| ThreadError::Signal { source: error.into() })?;
-        let mut named = match named {
+        let named = match named {
             Some(named) => named,
             None => Named::new(vcpus.iter().map(|vcpu| vcpu.id))?,
         };
-        let mut started =
-            Self { stop: Arc::clone(&runner.stop), gate: Arc::clone(&runner.gate), threads: Vec::new(), counters: Vec::new() };
-        for (vcpu, (thread, start)) in vcpus.into_iter().zip(named.0.drain(..)) {
-            let counters = Arc::new(Counters::default());
-            // A thread that waits for its vCPU takes it.
-            let _ = start.send(Work { vcpu, counters: Arc::clone(&counters), runner: Arc::clone(runner) });
-            started.threads.push(thread);
-            started.counters.push(counters);
-        }
+        let mut started = Self { runner: Arc::clone(runner), running: Vec::new(), counters: Vec::new() };
+        started.hand_out(vcpus, named);
         Ok(started)
+    }
+
+    /// Starts one more.
+    pub fn add(&mut self, vcpu: Vcpu) -> Result<(), ThreadError> {
+        let named = Named::new([vcpu.id])?;
+        self.hand_out(vec![vcpu], named);
+        Ok(())
+    }
+
+    /// Gives waiting threads their vCPUs.
+    fn hand_out(&mut self, vcpus: Vec<Vcpu>, mut named: Named) {
+        for (vcpu, (thread, start)) in vcpus.into_iter().zip(named.0.drain(..)) {
+            let (id, counters, leave) = (vcpu.id, Arc::new(Counters::default()), Arc::new(AtomicBool::new(false)));
+            self.counters.push(Arc::clone(&counters));
+            // A thread that waits for its vCPU takes it.
+            let _ = start.send(Work { vcpu, counters, leave: Arc::clone(&leave), runner: Arc::clone(&self.runner) });
+            self.running.push(Running { id, thread, leave });
+        }
+    }
+
+    /// Ends the thread of one that the guest does not use any more, and gives the vCPU back.
+    pub fn remove(&mut self, id: u8) -> Option<Vcpu> {
+        let index = self.running.iter().position(|running| running.id == id)?;
+        let running = self.running.swap_remove(index);
+        running.leave.store(true, Ordering::Release);
+        self.runner.gate.recall();
+        while !running.thread.is_finished() {
+            interrupt(std::slice::from_ref(&running));
+        }
+        running.thread.join().ok()?
     }
 
     /// Sum over all vCPUs.
@@ -90,39 +120,39 @@ impl Threads {
 
     /// Makes all vCPUs leave the guest and keeps them out. Returns when the last one has left.
     pub fn pause(&self) {
-        self.gate.close();
-        let running = || self.threads.iter().filter(|thread| !thread.is_finished()).count();
-        while self.gate.waiting() < running() {
-            self.interrupt();
+        self.runner.gate.close();
+        let running = || self.running.iter().filter(|running| !running.thread.is_finished()).count();
+        while self.runner.gate.waiting() < running() {
+            interrupt(&self.running);
         }
     }
 
     /// Lets the vCPUs go on.
     pub fn resume(&self) {
-        self.gate.open();
-    }
-
-    /// Calls vCPUs out of the guest. One that is just about to enter misses the call, so callers repeat it.
-    fn interrupt(&self) {
-        for thread in self.threads.iter().filter(|thread| !thread.is_finished()) {
-            let _ = thread.kill(SIGRTMIN());
-        }
-        thread::sleep(Duration::from_millis(1));
+        self.runner.gate.open();
     }
 
     /// Makes all vCPUs leave the guest and waits for them.
     pub fn stop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.gate.recall();
-        while self.threads.iter().any(|thread| !thread.is_finished()) {
-            self.interrupt();
+        self.runner.stop.store(true, Ordering::Release);
+        self.runner.gate.recall();
+        while self.running.iter().any(|running| !running.thread.is_finished()) {
+            interrupt(&self.running);
         }
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
+        for running in self.running.drain(..) {
+            if running.thread.join().is_err() {
                 log::error!("a vCPU thread ended by a panic");
             }
         }
     }
+}
+
+/// Calls vCPUs out of the guest. One that is just about to enter misses the call, so callers repeat it.
+fn interrupt(vcpus: &[Running]) {
+    for running in vcpus.iter().filter(|running| !running.thread.is_finished()) {
+        let _ = running.thread.kill(SIGRTMIN());
+    }
+    thread::sleep(Duration::from_millis(1));
 }
 
 impl Drop for Threads {
@@ -133,11 +163,12 @@ impl Drop for Threads {
 
 /// Threads that have their names and wait for their vCPUs: others look for them before memory is there. They end when this is
 /// dropped, before it is gone.
-pub struct Named(Vec<(JoinHandle<()>, Sender<Work>)>);
+pub struct Named(Vec<(JoinHandle<Option<Vcpu>>, Sender<Work>)>);
 
 struct Work {
     vcpu: Vcpu,
     counters: Arc<Counters>,
+    leave: Arc<AtomicBool>,
     runner: Arc<Runner>,
 }
 
@@ -152,10 +183,10 @@ impl Named {
                 // Nobody waits if another thread could not be started.
                 let _ = here.send(());
                 drop(here);
-                if let Ok(Work { mut vcpu, counters, runner }) = work.recv() {
-                    pin(&vcpu);
-                    runner.run(&mut vcpu, &counters);
-                }
+                let Work { mut vcpu, counters, leave, runner } = work.recv().ok()?;
+                pin(&vcpu);
+                runner.run(&mut vcpu, &leave, &counters);
+                Some(vcpu)
             };
             let thread = thread::Builder::new().name(format!("vcpu{id}")).stack_size(STACK).spawn(run);
             Ok((thread.map_err(|source| ThreadError::Start { id, source })?, start))
@@ -195,8 +226,8 @@ fn pin(vcpu: &Vcpu) {
 extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 impl Runner {
-    fn run(&self, vcpu: &mut Vcpu, counters: &Counters) {
-        let stopped = || self.stop.load(Ordering::Acquire);
+    fn run(&self, vcpu: &mut Vcpu, leave: &AtomicBool, counters: &Counters) {
+        let stopped = || self.stop.load(Ordering::Acquire) || leave.load(Ordering::Acquire);
         loop {
             self.gate.pass(stopped);
             if stopped() {

@@ -1,4 +1,4 @@
-//! Builds DSDT: the serial line, the reservation of ECAM, the root bridges, the soft-off state.
+//! Builds DSDT: the serial line, the generic event device, the reservation of ECAM, the root bridges, the soft-off state.
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate,
@@ -9,7 +9,7 @@ use acpi_tables::{Aml, AmlSink, sdt::Sdt};
 use crate::memory_map::{MemoryMap, Range};
 use crate::ports;
 
-use super::{AcpiInputs, pci_root};
+use super::{AcpiInputs, events, pci_root};
 
 /// Revision 2 and later: integers have 64 bits.
 const REVISION: u8 = 2;
@@ -19,7 +19,12 @@ pub(super) fn dsdt(inputs: &AcpiInputs<'_>) -> Sdt {
     let mut body = Vec::with_capacity(4 << 10);
     Scope::new(
         Path::new("_SB_"),
-        vec![&Serial(inputs.serial), &EcamReservation(inputs.map), &pci_root::RootBridges(inputs.root_bridges)],
+        vec![
+            &Serial(inputs.serial),
+            &events::Events(inputs),
+            &EcamReservation(inputs.map),
+            &pci_root::RootBridges(inputs.root_bridges),
+        ],
     )
     .to_aml_bytes(&mut body);
     Name::new(Path::new("_S5_"), &Package::new(vec![&ports::SLEEP_TYPE_S5, &ZERO, &ZERO, &ZERO])).to_aml_bytes(&mut body);

@@ -5,13 +5,14 @@
 
 use core::ops::RangeInclusive;
 
-use acpi_tables::{Aml, mcfg::MCFG, rsdp::Rsdp, sdt::Sdt, xsdt::XSDT};
+use acpi_tables::{Aml, AmlSink, mcfg::MCFG, rsdp::Rsdp, sdt::Sdt, xsdt::XSDT};
 use pci::intx::IntxRoute;
 
 use crate::memory_map::{MemoryMap, Range};
 use crate::x86_64::layout;
 
 mod dsdt;
+mod events;
 mod fadt;
 mod madt;
 mod pci_root;
@@ -31,6 +32,10 @@ pub struct AcpiInputs<'a> {
     pub cpus: &'a [Cpu],
     /// Addresses; its ECAM list makes MCFG and the reservation of ECAM.
     pub map: &'a MemoryMap,
+    /// Whether processors come and go: each is a device then.
+    pub hot_plug_cpus: bool,
+    /// How many times memory may come, [`crate::ports::MEMORY_DEVICES`] at most.
+    pub memory_devices: u16,
     /// Whether the serial line at COM1 exists.
     pub serial: bool,
     /// PCI root bridges.
@@ -167,6 +172,20 @@ impl Blob {
         let address = self.at + self.bytes.len() as u64;
         table.to_aml_bytes(&mut self.bytes);
         address
+    }
+}
+
+/// A name of four characters: a letter and three hexadecimal digits.
+fn numbered(letter: char, number: usize) -> String {
+    format!("{letter}{:03X}", number & 0xFFF)
+}
+
+/// Bytes of AML.
+struct Raw(Vec<u8>);
+
+impl Aml for Raw {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(&self.0);
     }
 }
 

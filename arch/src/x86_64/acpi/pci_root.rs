@@ -10,7 +10,7 @@ use acpi_tables::{Aml, AmlSink};
 
 use crate::memory_map::Range;
 
-use super::{PrtEntry, RootBridge};
+use super::{PrtEntry, Raw, RootBridge, numbered};
 
 /// `_OSC` of a PCI host bridge.
 const OSC_UUID: &str = "33db4d5b-1ff7-401c-9657-7441c03dd766";
@@ -153,18 +153,4 @@ fn osc(sink: &mut dyn AmlSink) {
     let not_ours = Else::new(vec![&bad_uuid]);
     let status_field = CreateDWordField::new(&status, &Arg(3), &ZERO);
     Method::new(Path::new("POSC"), 4, true, vec![&status_field, &ours, &not_ours, &answer]).to_aml_bytes(sink);
-}
-
-/// A name of four characters: a letter and three hexadecimal digits.
-fn numbered(letter: char, number: usize) -> String {
-    format!("{letter}{:03X}", number & 0xFFF)
-}
-
-/// Bytes of AML.
-struct Raw(Vec<u8>);
-
-impl Aml for Raw {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        sink.vec(&self.0);
-    }
 }

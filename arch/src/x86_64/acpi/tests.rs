@@ -8,6 +8,7 @@ fn map(ram: u64, segments: &[(u16, u8)]) -> MemoryMap {
     let segments = segments.iter().map(|&(segment, last_bus)| SegmentBuses { segment, last_bus });
     MemoryMap::new(&MemoryMapRequest {
         ram,
+        hot_plug: 0,
         physical_address_bits: 46,
         reserved: Vec::new(),
         firmware_size: 0,
@@ -97,7 +98,8 @@ fn cpus(count: u32) -> Vec<Cpu> {
 }
 
 fn build(count: u32, map: &MemoryMap, root_bridges: &[RootBridge], nodes: &[Node]) -> Found {
-    let inputs = AcpiInputs { cpus: &cpus(count), map, serial: true, root_bridges, nodes };
+    let inputs =
+        AcpiInputs { cpus: &cpus(count), map, hot_plug_cpus: false, memory_devices: 0, serial: true, root_bridges, nodes };
     Found::new(&tables(&inputs, AT), AT)
 }
 
@@ -207,7 +209,15 @@ fn slit_has_the_distances_of_all_nodes_row_by_row_if_all_are_known() {
 fn processors_that_may_come_later_are_online_capable() {
     let map = map(GIB, &[(0, 3)]);
     let cpus = [(0, true), (4, false), (255, false)].map(|(apic_id, present)| Cpu { apic_id, present });
-    let inputs = AcpiInputs { cpus: &cpus, map: &map, serial: true, root_bridges: &[], nodes: &[] };
+    let inputs = AcpiInputs {
+        cpus: &cpus,
+        map: &map,
+        hot_plug_cpus: false,
+        memory_devices: 0,
+        serial: true,
+        root_bridges: &[],
+        nodes: &[],
+    };
     let found = Found::new(&tables(&inputs, AT), AT);
     let madt = found.get(b"APIC").unwrap();
     let listed: Vec<&[u8]> = structures(madt, 44).into_iter().map(|(_, bytes)| bytes).take(3).collect();
@@ -269,7 +279,15 @@ fn the_soft_off_state_is_what_the_sleep_register_takes() {
 fn the_serial_line_is_listed_only_if_it_exists() {
     let map = map(GIB, &[]);
     let one = cpus(1);
-    let mut inputs = AcpiInputs { cpus: &one, map: &map, serial: true, root_bridges: &[], nodes: &[] };
+    let mut inputs = AcpiInputs {
+        cpus: &one,
+        map: &map,
+        hot_plug_cpus: false,
+        memory_devices: 0,
+        serial: true,
+        root_bridges: &[],
+        nodes: &[],
+    };
     let com1 = b"\x47\x01\xF8\x03\xF8\x03\x01\x08\x89\x06\x00\x03\x01\x04\x00\x00\x00\x79\x00";
     assert_eq!(holds(&tables(&inputs, AT).bytes, com1), 1);
     inputs.serial = false;
@@ -350,10 +368,73 @@ fn a_large_machine_fits_the_place_of_the_tables_and_a_huge_one_is_refused() {
         .collect();
     let nodes = [node(0, &(0..255).collect::<Vec<_>>(), &map.ram)];
     let cpus = cpus(255);
-    let inputs = |count| AcpiInputs { cpus: &cpus, map: &map, serial: true, root_bridges: &bridges[..count], nodes: &nodes };
+    let inputs = |count| AcpiInputs {
+        cpus: &cpus,
+        map: &map,
+        hot_plug_cpus: false,
+        memory_devices: 0,
+        serial: true,
+        root_bridges: &bridges[..count],
+        nodes: &nodes,
+    };
     let [(at, bytes), (rsdp_at, rsdp)] = memory(&inputs(64)).unwrap();
     assert_eq!((at, rsdp_at), (layout::ACPI_TABLES.start, layout::RSDP));
     assert!((bytes.len() as u64) < layout::ACPI_TABLES.len() / 2, "{} bytes", bytes.len());
     assert!(Found::new(&AcpiTables { rsdp, bytes }, at).get(b"SRAT").is_some());
     assert!(matches!(memory(&inputs(1000)), Err(AcpiError::TooLarge { room: 0x2_0000, root_bridges: 1000, .. })));
+}
+
+#[test]
+fn the_event_device_handles_what_the_machine_has() {
+    let map = map(GIB, &[]);
+    let cpus: Vec<Cpu> = (0..3).map(|apic_id| Cpu { apic_id: apic_id * 2, present: apic_id == 0 }).collect();
+    let nodes = [node(0, &[0, 2], &map.ram), node(1, &[4], &[])];
+    let all = AcpiInputs {
+        cpus: &cpus,
+        hot_plug_cpus: true,
+        memory_devices: 2,
+        map: &map,
+        serial: true,
+        root_bridges: &[],
+        nodes: &nodes,
+    };
+    let few = AcpiInputs { hot_plug_cpus: false, memory_devices: 0, ..all };
+    let dsdt = |inputs: &AcpiInputs<'_>| Found::new(&tables(inputs, AT), AT).get(b"DSDT").unwrap().to_vec();
+    let (with, without) = (dsdt(&all), dsdt(&few));
+    // _EVT takes the register, then tests a bit for each kind of event: Store(EVNT, Local0), If(And(Local0, bit)).
+    let test = |bit: u8| [vec![0x7B, 0x60], if bit == 1 { vec![1] } else { vec![0x0A, bit] }, vec![0]].concat();
+    for (bit, there) in [(1, 0), (2, 0), (4, 1)] {
+        assert_eq!((holds(&with, &test(bit)), holds(&without, &test(bit))), (1, there), "bit {bit}");
+    }
+    for table in [&with, &without] {
+        assert_eq!(holds(table, b"_HID\x0DACPI0013\0"), 1);
+        // Interrupt 9 as a consumer, edge-triggered, active high.
+        assert_eq!(holds(table, &[0x89, 6, 0, 3, 1, 9, 0, 0, 0]), 1);
+        assert_eq!(holds(table, &[0x0C, 0x41, 0xD0, 0x0C, 0x0C]), 1, "PNP0C0C");
+    }
+    assert_eq!((holds(&with, b"ACPI0007"), holds(&without, b"ACPI0007")), (3, 0));
+    // A processor that may come is enabled in its own entry, with its id and node; the first cannot go.
+    assert_eq!(holds(&with, &[0x0A, 8, 0, 8, 2, 4, 1, 0, 0, 0]), 1);
+    assert_eq!(holds(&with, b"_PXM\x01"), 1);
+    assert_eq!(holds(&with, b"_EJ0"), 2);
+    assert_eq!((holds(&with, &[0x0C, 0x41, 0xD0, 0x0C, 0x80]), holds(&without, b"MCRS")), (2, 0), "PNP0C80");
+}
+
+#[test]
+fn everything_that_may_come_fits_the_place_of_the_tables() {
+    let map = map(GIB, &[(0, 255)]);
+    let bridges: Vec<RootBridge> = (0..16).map(|uid| bridge(uid, 0, 0..=3)).collect();
+    let cpus: Vec<Cpu> = (0..255).map(|apic_id| Cpu { apic_id, present: false }).collect();
+    let nodes = [node(0, &(0..255).collect::<Vec<_>>(), &map.ram)];
+    let inputs = AcpiInputs {
+        cpus: &cpus,
+        hot_plug_cpus: true,
+        memory_devices: u16::MAX,
+        map: &map,
+        serial: true,
+        root_bridges: &bridges,
+        nodes: &nodes,
+    };
+    let [(_, bytes), _] = memory(&inputs).unwrap();
+    assert!((bytes.len() as u64) < layout::ACPI_TABLES.len() * 3 / 4, "{} bytes", bytes.len());
 }

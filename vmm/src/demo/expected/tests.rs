@@ -11,7 +11,7 @@ fn lines(toml: &str) -> Vec<String> {
     let topology = TopologyConfig::parse("test.toml", toml).unwrap();
     let config = VmConfig { topology: Some(topology), ..VmConfig::default() };
     let spec = spec::spec(&config, &Host::default()).unwrap();
-    let limits = Limits { ram: 64 << 20, address_bits: 46, amd: false, firmware: 0 };
+    let limits = Limits { ram: 64 << 20, growth: 0, address_bits: 46, amd: false, firmware: 0 };
     report(&plan::plan(&spec.topology, &limits).unwrap(), &spec, false).unwrap()
 }
 
@@ -158,7 +158,7 @@ fn endpoints_that_are_no_stubs_are_refused() {
     let disk = "path=a.img,id=root".parse().unwrap();
     let config = VmConfig { disks: vec![disk], ..VmConfig::default() };
     let spec = spec::spec(&config, &Host::default()).unwrap();
-    let limits = Limits { ram: 64 << 20, address_bits: 46, amd: false, firmware: 0 };
+    let limits = Limits { ram: 64 << 20, growth: 0, address_bits: 46, amd: false, firmware: 0 };
     let machine = plan::plan(&spec.topology, &limits).unwrap();
     let error = report(&machine, &spec, false).unwrap_err();
     assert!(error.to_string().contains("root"), "{error}");

@@ -1,0 +1,42 @@
+//! Carries which processors a guest gave back from the vCPU that hears it to the main loop.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Mutex, PoisonError};
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// Processors whose threads are to end.
+#[derive(Debug)]
+pub struct Ejected {
+    numbers: Mutex<BTreeSet<u8>>,
+    event: EventFd,
+}
+
+impl Ejected {
+    /// None yet.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { numbers: Mutex::default(), event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)? })
+    }
+
+    /// The guest gave `number` back. Returns at once.
+    pub fn tell(&self, number: u8) {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+        // A full counter is readable already.
+        let _ = self.event.write(1);
+    }
+
+    /// Takes all that were told.
+    pub fn take(&self) -> BTreeSet<u8> {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.event.read();
+        std::mem::take(&mut *numbers)
+    }
+}
+
+impl AsRawFd for Ejected {
+    fn as_raw_fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+}
