@@ -14,6 +14,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::signals::Signals;
 use crate::vcpu::Ended;
+use crate::working_set;
 
 /// Why the guest is to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,6 +132,7 @@ pub fn run(ending: &Arc<Ending>, sources: Sources, mut attendant: Option<&mut dy
         end: None,
     };
     let driver = manager.add_subscriber(driver);
+    working_set::trim();
     loop {
         // Before the first wait, too: there may be work from before.
         if let Some(end) = attendant.as_mut().and_then(|attendant| attendant.attend()) {

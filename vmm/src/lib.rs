@@ -51,3 +51,4 @@ pub mod terminal;
 pub mod topology;
 pub mod vcpu;
 mod waiting;
+mod working_set;

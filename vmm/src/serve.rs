@@ -26,6 +26,7 @@ use crate::signals::Signals;
 use crate::spec::SpecError;
 use crate::vcpu::Named;
 use crate::waiting::{Boot, Waiting};
+use crate::working_set;
 
 /// How long clients may take to read their last reply when the process ends.
 const LAST_WORD: Duration = Duration::from_secs(2);
@@ -80,6 +81,7 @@ impl State<'_> {
             vm.boot = Some(Boot { starter: None, promised: None });
             self.vm = Some(vm);
         }
+        working_set::trim();
         loop {
             if let Some(code) = self.go_on()? {
                 return Ok(code);
