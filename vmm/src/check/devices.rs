@@ -107,14 +107,14 @@ fn ats(tree: &HostTree, wanted: &[Wanted], device: &Wanted, node: &HostNode) -> 
         Some(Ats { control, .. }) => finding(
             Severity::Warning,
             &format!(
-                "address translation (ATS) is off (control {control:#06x}): requests to its peers go through the root complex"
+                "address translation (ATS) is off (control {control:#06x}): where a switch redirects, its requests go through the root complex"
             ),
         )
         .remedy(Some(
             "switch the IOMMU on; the kernel enables ATS for devices behind an IOMMU that has it too (`lspci -vv`: ATSCtl)",
         )),
         None if node.fabric.is_whole() => {
-            finding(Severity::Warning, "it has no address translation (ATS): requests to its peers go through the root complex")
+            finding(Severity::Warning, "it has no address translation (ATS): where a switch redirects, its requests go through the root complex")
                 .remedy(Some("for ConnectX cards: mlxconfig -d ADDRESS set ATS_ENABLED=true, then restart the host"))
         }
         None => finding(Severity::Warning, "whether it has address translation (ATS) could not be read")
