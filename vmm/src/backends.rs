@@ -3,15 +3,16 @@
 //! A reset makes the devices anew, while files stay open and locked, and sockets stay where clients find them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use api::config::{DiskConfig, FsConfig, MacAddress, NetConfig};
+use api::config::{DiskConfig, FsConfig, ImageFormat, MacAddress, NetConfig};
 use api::http::{ListenError, Listening};
+use devices::virtio::block::{Format, Image, ImageError};
 use devices::virtio::net::tap::{Tap, TapError};
 use devices::virtio::vhost_user::{Connection, ConnectionError, RemoteSpec, Served};
 use pci::topology::Name;
@@ -22,7 +23,7 @@ use crate::spec::{Endpoint, Spec, Virtio};
 /// The host's side of one device.
 pub enum Backend {
     /// A disk's image.
-    Image(File),
+    Image(Arc<Image>),
     /// A socket that clients of the guest connect to.
     Listening(Arc<Listening>),
     /// A source of random numbers.
@@ -86,7 +87,7 @@ impl Backends {
 impl Backend {
     fn open(device: &Virtio) -> Result<Self, BackendError> {
         match device {
-            Virtio::Disk(disk) => open_disk(disk).map(Self::Image),
+            Virtio::Disk(disk) => open_disk(disk).map(|image| Self::Image(Arc::new(image))),
             Virtio::Vsock(vsock) => Ok(Self::Listening(Arc::new(Listening::at(&vsock.socket)?))),
             Virtio::Rng(rng) => open_random(&rng.source).map(Self::Random),
             Virtio::Net(net) => {
@@ -104,7 +105,7 @@ impl Backend {
     /// The same side for another holder.
     fn share(&self) -> Result<Self, BackendError> {
         match self {
-            Self::Image(file) => file.try_clone().map(Self::Image).map_err(BackendError::Descriptor),
+            Self::Image(image) => Ok(Self::Image(Arc::clone(image))),
             Self::Listening(socket) => Ok(Self::Listening(Arc::clone(socket))),
             Self::Random(file) => file.try_clone().map(Self::Random).map_err(BackendError::Descriptor),
             Self::Taps(taps, mac) => Ok(Self::Taps(taps.clone(), *mac)),
@@ -130,16 +131,28 @@ fn address(net: &NetConfig) -> Result<MacAddress, BackendError> {
     Ok(MacAddress([0x02, a, b, c, d, e]))
 }
 
-/// Opens the image of a disk. Never waits, as opening a FIFO would.
-fn open_disk(disk: &DiskConfig) -> Result<File, BackendError> {
-    let open = |path: &Path| {
-        let kind = fs::metadata(path)?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(io::Error::other("it is no regular file or block device"));
-        }
-        OpenOptions::new().read(true).write(!disk.readonly).open(path)
+/// Opens the image of a disk and keeps others from it: writers from all, readers from writers. Never waits, as opening a FIFO
+/// would.
+fn open_disk(disk: &DiskConfig) -> Result<Image, BackendError> {
+    let direct = if disk.io.direct { libc::O_DIRECT } else { 0 };
+    let open =
+        |path: &Path| OpenOptions::new().read(true).write(!disk.readonly).custom_flags(libc::O_NONBLOCK | direct).open(path);
+    let path = || disk.path.clone();
+    let file = open(&disk.path).map_err(|source| BackendError::Disk { path: path(), readonly: disk.readonly, source })?;
+    let locked = if disk.readonly { file.try_lock_shared() } else { file.try_lock() };
+    match locked {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(BackendError::Busy { path: path(), readonly: disk.readonly }),
+        // A file system without locks.
+        Err(TryLockError::Error(error)) => log::debug!("{}: not locked: {error}", disk.path.display()),
+    }
+    let format = match disk.io.format {
+        ImageFormat::Raw => Format::Raw,
+        ImageFormat::Qcow2 => Format::Qcow2,
+        ImageFormat::FixedVhd => return Err(BackendError::Format { path: path(), format: "fixed VHD" }),
+        ImageFormat::Vhdx => return Err(BackendError::Format { path: path(), format: "VHDX" }),
     };
-    open(&disk.path).map_err(|source| BackendError::Disk { path: disk.path.clone(), readonly: disk.readonly, source })
+    Image::new(file, format, disk.readonly, disk.io.direct).map_err(|source| BackendError::Image { path: path(), source })
 }
 
 /// Opens a source of random numbers so that reads do not wait.
@@ -176,6 +189,35 @@ pub enum BackendError {
         #[source]
         source: io::Error,
     },
+    /// Somebody else has it.
+    #[error(
+        "the disk {} is in use by another process or disk{}",
+        path.display(),
+        if *readonly { ", which writes" } else { "; readers can share it with readonly=on" }
+    )]
+    Busy {
+        /// The image.
+        path: PathBuf,
+        /// How it was to be opened.
+        readonly: bool,
+    },
+    /// A format that is not there.
+    #[error("the disk {} is of the format {format}, which is not supported; convert it to raw or qcow2", path.display())]
+    Format {
+        /// The image.
+        path: PathBuf,
+        /// Which.
+        format: &'static str,
+    },
+    /// Not what it should be.
+    #[error("cannot use the disk {}", path.display())]
+    Image {
+        /// The image.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: ImageError,
+    },
     /// A socket.
     #[error(transparent)]
     Socket(#[from] ListenError),
@@ -203,4 +245,49 @@ pub enum BackendError {
     /// No descriptor.
     #[error("cannot keep a file open: the limit of open files is reached (ulimit -n)")]
     Descriptor(#[source] io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(bytes: u64) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(bytes).unwrap();
+        file
+    }
+
+    fn open(text: &str) -> Result<Image, String> {
+        let disk: DiskConfig = text.parse().unwrap();
+        open_disk(&disk).map_err(|error| devices::complaints::chain(&error))
+    }
+
+    #[test]
+    fn a_disk_that_is_written_belongs_to_one_and_one_that_is_read_to_many() {
+        let file = image(4096);
+        let path = file.path().display();
+        let written = open(&format!("{path}")).unwrap();
+        let busy = open(&format!("{path}")).err().unwrap();
+        assert!(busy.contains("in use by another process") && busy.contains("readonly=on"), "{busy}");
+        assert!(open(&format!("{path},readonly=on")).err().unwrap().contains("in use"));
+        drop(written);
+        let _readers = [open(&format!("{path},readonly=on")).unwrap(), open(&format!("{path},readonly=on")).unwrap()];
+        assert!(open(&format!("{path}")).err().unwrap().contains("in use"));
+    }
+
+    #[test]
+    fn a_disk_that_is_missing_truncated_or_not_what_it_is_called_is_named_with_the_reason() {
+        let (small, raw) = (image(511), image(8192));
+        let cases = [
+            ("/nonexistent/root.img".to_owned(), "cannot open the disk /nonexistent/root.img"),
+            ("/".to_owned(), "cannot open the disk /"),
+            ("/dev/null".to_owned(), "neither a regular file nor a block device"),
+            (small.path().display().to_string(), "it has 511 bytes"),
+            (format!("{},format=qcow2", raw.path().display()), "it is no qcow2 image"),
+        ];
+        for (text, expected) in cases {
+            let error = open(&text).err().unwrap();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
 }

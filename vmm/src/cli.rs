@@ -292,12 +292,16 @@ struct RunArguments {
     #[arg(long, value_name = "WHERE", value_parser = serial, help_heading = MACHINE, verbatim_doc_comment)]
     serial: Option<OutputConfig>,
 
-    /// Raw disk image (repeatable), such as root.img; keys: path, readonly, id, serial
+    /// Disk image (repeatable), such as root.img; keys: path, readonly, format, ...
     ///
     ///   path=FILE            the image; a bare FILE is enough
     ///   readonly=on|off      [default: off]
     ///   id=NAME              name in trees [default: disk0, disk1, ...]
     ///   serial=TEXT          serial number, up to 20 characters
+    ///   format=raw|qcow2     what the image is; never guessed [default: raw]
+    ///   direct=on|off        past the host's page cache [default: off]
+    ///   queues=N             request queues, 1 to 64 [default: 1]
+    ///   queue-size=N         entries of each, a power of two [default: 256]
     #[arg(long = "disk", value_name = "FILE[,KEY=VALUE...]", value_parser = keyed::<DiskConfig>, help_heading = MACHINE)]
     #[arg(verbatim_doc_comment)]
     disks: Vec<DiskConfig>,

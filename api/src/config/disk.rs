@@ -7,10 +7,10 @@ use std::str::FromStr;
 use serde::Deserialize;
 use thiserror::Error;
 
-use super::flags::{Flag, FlagError, Pairs};
+use super::flags::{Flag, FlagError, Pairs, choice};
 use super::rate_limit::RateLimit;
 
-/// `--disk`: a raw image or block device, shown as a virtio-blk device on the root bus.
+/// `--disk`: an image or block device, shown as a virtio-blk device on the root bus.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Fields")]
 pub struct DiskConfig {
@@ -22,7 +22,7 @@ pub struct DiskConfig {
     pub readonly: bool,
     /// What the guest reads as the serial number: 1 to 20 printable ASCII characters (virtio 1.2, 5.2.6.1).
     pub serial: Option<String>,
-    /// How it is read and written. Not on the command line.
+    /// How it is read and written. Rate limits are not on the command line.
     pub io: DiskIo,
 }
 
@@ -62,21 +62,42 @@ pub enum ImageFormat {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Fields {
     path: PathBuf,
     id: Option<String>,
     #[serde(default)]
     readonly: bool,
     serial: Option<String>,
+    format: Option<Format>,
+    #[serde(default)]
+    direct: bool,
+    queues: Option<u16>,
+    queue_size: Option<u16>,
 }
+
+choice!(
+    /// `format=`.
+    Format { Raw = "raw", Qcow2 = "qcow2" }
+);
 
 impl TryFrom<Fields> for DiskConfig {
     type Error = DiskError;
 
     fn try_from(fields: Fields) -> Result<Self, DiskError> {
-        let Fields { path, id, readonly, serial } = fields;
-        let disk = Self { path, id, readonly, serial, io: DiskIo::default() };
+        let Fields { path, id, readonly, serial, format, direct, queues, queue_size } = fields;
+        let standard = DiskIo::default();
+        let io = DiskIo {
+            format: match format {
+                None | Some(Format::Raw) => ImageFormat::Raw,
+                Some(Format::Qcow2) => ImageFormat::Qcow2,
+            },
+            direct,
+            queues: queues.unwrap_or(standard.queues),
+            queue_size: queue_size.unwrap_or(standard.queue_size),
+            rate_limit: standard.rate_limit,
+        };
+        let disk = Self { path, id, readonly, serial, io };
         disk.check().map(|()| disk)
     }
 }
@@ -87,6 +108,10 @@ impl DiskConfig {
         match &self.serial {
             Some(serial) if serial.is_empty() || serial.len() > 20 || !serial.bytes().all(|byte| byte.is_ascii_graphic()) => {
                 Err(DiskError::Serial { serial: serial.clone() })
+            }
+            _ if !(1..=64).contains(&self.io.queues) => Err(DiskError::Queues { queues: self.io.queues }),
+            _ if !(4..=32_768).contains(&self.io.queue_size) || !self.io.queue_size.is_power_of_two() => {
+                Err(DiskError::QueueSize { queue_size: self.io.queue_size })
             }
             _ => Ok(()),
         }
@@ -107,13 +132,37 @@ impl fmt::Display for DiskConfig {
         pairs.pair("path", &self.path.display())?;
         pairs.optional("id", self.id.as_ref().map(|id| id as _))?;
         pairs.switch("readonly", self.readonly, false)?;
-        pairs.optional("serial", self.serial.as_ref().map(|serial| serial as _))
+        pairs.optional("serial", self.serial.as_ref().map(|serial| serial as _))?;
+        if self.io.format == ImageFormat::Qcow2 {
+            pairs.pair("format", &Format::Qcow2)?;
+        }
+        pairs.switch("direct", self.io.direct, false)?;
+        let standard = DiskIo::default();
+        if self.io.queues != standard.queues {
+            pairs.pair("queues", &self.io.queues)?;
+        }
+        if self.io.queue_size != standard.queue_size {
+            pairs.pair("queue-size", &self.io.queue_size)?;
+        }
+        Ok(())
     }
 }
 
 /// Keys of `--disk` that cannot be.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum DiskError {
+    /// No number of queues.
+    #[error("{queues} queues are not possible; give 1 to 64")]
+    Queues {
+        /// What was given.
+        queues: u16,
+    },
+    /// No size of a ring.
+    #[error("a queue of {queue_size} entries is not possible; give a power of two from 4 to 32768")]
+    QueueSize {
+        /// What was given.
+        queue_size: u16,
+    },
     /// Too long for the device, or not printable.
     #[error("serial `{serial}` does not fit; give 1 to 20 printable ASCII characters without spaces")]
     Serial {
@@ -137,7 +186,12 @@ mod tests {
 
     #[test]
     fn what_is_printed_reads_back() {
-        for text in ["a.img", "path=\"a,b.img\",readonly=on,id=root,serial=BNYN-1", "path=\"a\"\"b,\""] {
+        for text in [
+            "a.img",
+            "path=\"a,b.img\",readonly=on,id=root,serial=BNYN-1",
+            "path=\"a\"\"b,\"",
+            "d.qcow2,format=qcow2,direct=on,queues=4,queue-size=64",
+        ] {
             let config: DiskConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");
         }

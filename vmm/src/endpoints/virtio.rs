@@ -27,9 +27,10 @@ impl Factory {
         let backend = self.backends.get(name, device)?;
         let failed = |source| FunctionError::Virtio { source };
         Ok(match (device, backend) {
-            (Virtio::Disk(disk), Backend::Image(file)) => {
+            (Virtio::Disk(disk), Backend::Image(image)) => {
                 let serial = disk.serial.clone().unwrap_or_else(|| name.chars().take(SERIAL_LEN).collect());
-                let spec = BlockSpec { file, readonly: disk.readonly, serial };
+                let (queues, queue_size) = (disk.io.queues, disk.io.queue_size);
+                let spec = BlockSpec { image, serial, queues, queue_size, limit: limit(&disk.io.rate_limit) };
                 Arc::new(Mutex::new(BlockFunction::new(name, spec, memory, msi)?))
             }
             (Virtio::Vsock(vsock), Backend::Listening(socket)) => {

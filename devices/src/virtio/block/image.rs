@@ -1,16 +1,38 @@
-//! Moves bytes between a disk image and guest memory, without a copy in between. Knows nothing of requests.
+//! A disk's image: moves bytes between it and guest memory, gives space back, makes writes durable. Knows nothing of requests.
+//!
+//! Raw images are read and written in place. Images with a format of their own are the `imago` crate's work; what they refer
+//! to (backing files) is not opened, since whoever may write an image could so have any file of the host read.
 
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileTypeExt;
+use std::ptr::NonNull;
 
+use imago::io_buffers::{IoVector, IoVectorMut};
+use imago::qcow2::Qcow2;
+use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder};
+use rustix::fs::{FallocateFlags, fallocate};
+use thiserror::Error;
 use vm_memory::VolatileSlice;
 
+use super::SECTOR;
 use crate::virtio::vectored::{Call, SLICES, vectored};
 
 /// Bytes of one system call: a stop need not wait longer than for these.
 const BYTES: usize = 16 << 20;
+/// Alignment of memory that satisfies every file system for direct access.
+const ALIGNED: usize = 4096;
+
+/// What an image is. Never found out by looking: a guest could have written what is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// The disk's bytes.
+    Raw,
+    /// QEMU's format, version 2 or 3.
+    Qcow2,
+}
 
 /// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,32 +43,118 @@ pub(super) enum Direction {
     Write,
 }
 
-/// A raw disk image.
-#[derive(Debug)]
-pub(super) struct Image {
-    file: File,
+/// An image that is open. Its length is fixed.
+pub struct Image {
+    content: Content,
     len: u64,
+    /// Bytes in whose multiples requests are made.
+    block: u32,
+    readonly: bool,
+}
+
+enum Content {
+    Raw { file: File, direct: bool },
+    Qcow2(FormatAccess<imago::file::File>),
 }
 
 impl Image {
-    /// Takes a file or block device as it is; its length is fixed from then on.
-    pub(super) fn new(mut file: File) -> io::Result<Self> {
-        let kind = file.metadata()?.file_type();
+    /// Takes a regular file or block device, open for writing unless `readonly`. With `direct` it is open past the page cache.
+    pub fn new(mut file: File, format: Format, readonly: bool, direct: bool) -> Result<Self, ImageError> {
+        let kind = file.metadata().map_err(ImageError::Length)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device"));
+            return Err(ImageError::Kind);
         }
-        let len = file.seek(SeekFrom::End(0))?;
-        Ok(Self { file, len })
+        let block = if direct { direct_block(&file) } else { SECTOR };
+        let (content, len) = match format {
+            Format::Raw => {
+                let len = file.seek(SeekFrom::End(0)).map_err(ImageError::Length)?;
+                (Content::Raw { file, direct }, len)
+            }
+            Format::Qcow2 => {
+                let storage = imago::file::File::try_from(file).map_err(ImageError::Length)?;
+                let builder = Qcow2::<imago::file::File>::builder(storage).write(!readonly);
+                let image = builder.open(DenyImplicitOpenGate::default()).map_err(ImageError::Qcow2)?;
+                let access = FormatAccess::new(image);
+                let len = access.size();
+                (Content::Qcow2(access), len)
+            }
+        };
+        if len < u64::from(block) {
+            return Err(ImageError::Small { len, block });
+        }
+        Ok(Self { content, len, block, readonly })
     }
 
     /// Bytes.
-    pub(super) fn len(&self) -> u64 {
+    #[must_use]
+    pub const fn size(&self) -> u64 {
         self.len
+    }
+
+    /// Bytes of a block, 512 or more: what a driver should read and write at once at least.
+    #[must_use]
+    pub const fn block(&self) -> u32 {
+        self.block
+    }
+
+    /// Whether nothing may be written.
+    #[must_use]
+    pub const fn readonly(&self) -> bool {
+        self.readonly
     }
 
     /// Makes all completed writes durable.
     pub(super) fn flush(&self) -> io::Result<()> {
-        self.file.sync_data()
+        match &self.content {
+            Content::Raw { file, .. } => file.sync_data(),
+            Content::Qcow2(image) => {
+                image.flush()?;
+                image.sync()
+            }
+        }
+    }
+
+    /// Gives `len` bytes at `offset` back; what is read there later is anything.
+    pub(super) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        match &self.content {
+            Content::Raw { file, .. } => {
+                match fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
+                    // Advice that nobody can follow is followed.
+                    Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) | Ok(()) => Ok(()),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            Content::Qcow2(image) => image.write_zeroes(offset, len),
+        }
+    }
+
+    /// Makes `len` bytes at `offset` read as zeros. With `unmap` their space may be given back. Ends with
+    /// [`io::ErrorKind::Interrupted`] as soon as `stopped`.
+    pub(super) fn write_zeroes(&self, offset: u64, len: u64, unmap: bool, stopped: impl Fn() -> bool) -> io::Result<()> {
+        let file = match &self.content {
+            Content::Raw { file, .. } => file,
+            Content::Qcow2(image) => return image.write_zeroes(offset, len),
+        };
+        let flags = if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+        match fallocate(file, flags | FallocateFlags::KEEP_SIZE, offset, len) {
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+            done => return Ok(done?),
+        }
+        let zeros = Bounce::new(usize::try_from(len).unwrap_or(usize::MAX).min(1 << 20))?;
+        let mut done = 0;
+        while done < len {
+            if stopped() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let part = zeros.slice(usize::try_from(len - done).unwrap_or(usize::MAX).min(zeros.len()))?;
+            match vectored(file.as_fd(), Call::WriteAt(offset + done), &[part]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(moved) => done += moved as u64,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Moves as many bytes as `memory` has, from or to `offset` of the image. Ends with
@@ -55,33 +163,150 @@ impl Image {
         &self,
         direction: Direction,
         memory: &[VolatileSlice<'_>],
-        mut offset: u64,
+        offset: u64,
         stopped: impl Fn() -> bool,
     ) -> io::Result<()> {
-        let mut left = Left { slices: memory, skip: 0 };
-        let mut batch = Vec::new();
-        loop {
-            left.batch(&mut batch);
-            if batch.is_empty() {
-                return Ok(());
+        match &self.content {
+            Content::Raw { file, direct } if *direct && !memory.iter().all(aligned) => {
+                bounced(file, direction, memory, offset, stopped)
             }
-            if stopped() {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            let call = match direction {
-                Direction::Read => Call::ReadAt(offset),
-                Direction::Write => Call::WriteAt(offset),
-            };
-            match vectored(self.file.as_fd(), call, &batch) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(moved) => {
-                    left.advance(moved);
-                    offset += u64::try_from(moved).unwrap_or(u64::MAX);
+            Content::Raw { file, .. } => transfer(file, direction, memory, offset, stopped),
+            Content::Qcow2(image) => match direction {
+                Direction::Read => {
+                    let (vector, _guard) = IoVectorMut::from_volatile_slice(memory);
+                    image.readv(vector, offset)
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+                Direction::Write => {
+                    let (vector, _guard) = IoVector::from_volatile_slice(memory);
+                    image.writev(vector, offset)
+                }
+            },
         }
+    }
+}
+
+fn transfer(
+    file: &File,
+    direction: Direction,
+    memory: &[VolatileSlice<'_>],
+    mut offset: u64,
+    stopped: impl Fn() -> bool,
+) -> io::Result<()> {
+    let mut left = Left { slices: memory, skip: 0 };
+    let mut batch = Vec::new();
+    loop {
+        left.batch(&mut batch);
+        if batch.is_empty() {
+            return Ok(());
+        }
+        if stopped() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let call = match direction {
+            Direction::Read => Call::ReadAt(offset),
+            Direction::Write => Call::WriteAt(offset),
+        };
+        match vectored(file.as_fd(), call, &batch) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(moved) => {
+                left.advance(moved);
+                offset += u64::try_from(moved).unwrap_or(u64::MAX);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Moves bytes by way of aligned memory: files that are open past the page cache take no other.
+fn bounced(
+    file: &File,
+    direction: Direction,
+    memory: &[VolatileSlice<'_>],
+    mut offset: u64,
+    stopped: impl Fn() -> bool,
+) -> io::Result<()> {
+    let mut left = Left { slices: memory, skip: 0 };
+    let mut batch = Vec::new();
+    let whole: usize = memory.iter().map(VolatileSlice::len).sum();
+    let bounce = Bounce::new(whole.min(BYTES))?;
+    loop {
+        left.batch(&mut batch);
+        let bytes: usize = batch.iter().map(VolatileSlice::len).sum();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let between = bounce.slice(bytes)?;
+        let copy = |to_guest: bool| {
+            let mut at = 0;
+            for slice in &batch {
+                let Ok(part) = between.subslice(at, slice.len()) else { continue };
+                if to_guest {
+                    part.copy_to_volatile_slice(*slice);
+                } else {
+                    slice.copy_to_volatile_slice(part);
+                }
+                at += slice.len();
+            }
+        };
+        if direction == Direction::Write {
+            copy(false);
+        }
+        transfer(file, direction, &[between], offset, &stopped)?;
+        if direction == Direction::Read {
+            copy(true);
+        }
+        left.advance(bytes);
+        offset += bytes as u64;
+    }
+}
+
+fn aligned(slice: &VolatileSlice<'_>) -> bool {
+    let sector = SECTOR as usize;
+    slice.ptr_guard().as_ptr().addr().is_multiple_of(sector) && slice.len().is_multiple_of(sector)
+}
+
+/// Bytes in whose multiples a file that is open past the page cache is read and written.
+fn direct_block(file: &File) -> u32 {
+    let mut size: libc::c_int = 0;
+    // SAFETY: the call writes one int; on what is no block device it fails and writes nothing.
+    let known = unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET, &raw mut size) } == 0;
+    let size = if known { u32::try_from(size).unwrap_or(SECTOR) } else { SECTOR };
+    size.clamp(SECTOR, 4096)
+}
+
+/// Memory of this process, aligned for direct access, all zeros at first.
+struct Bounce {
+    memory: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Bounce {
+    fn new(len: usize) -> io::Result<Self> {
+        let layout = Layout::from_size_align(len.max(1), ALIGNED).map_err(io::Error::other)?;
+        // SAFETY: the layout has at least one byte.
+        let memory = unsafe { alloc_zeroed(layout) };
+        let memory = NonNull::new(memory).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { memory, layout })
+    }
+
+    fn len(&self) -> usize {
+        self.layout.size()
+    }
+
+    fn slice(&self, len: usize) -> io::Result<VolatileSlice<'_>> {
+        if len > self.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: the memory is this value's, lives as long as the borrow, and is reached by such slices alone.
+        Ok(unsafe { VolatileSlice::new(self.memory.as_ptr(), len) })
+    }
+}
+
+impl Drop for Bounce {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and no slice of it is left.
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
     }
 }
 
@@ -120,85 +345,27 @@ impl<'m> Left<'_, 'm> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Write;
-    use vm_memory::{Bytes, VolatileMemory};
-
-    type MmapRegion = vm_memory::MmapRegion<()>;
-
-    fn image(content: &[u8]) -> Image {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(content).unwrap();
-        Image::new(file).unwrap()
-    }
-
-    fn pattern(len: usize) -> Vec<u8> {
-        (0..len).map(|n| (n % 253).try_into().unwrap()).collect()
-    }
-
-    fn content(memory: &MmapRegion, at: usize, len: usize) -> Vec<u8> {
-        let mut data = vec![0; len];
-        memory.get_slice(at, len).unwrap().read_slice(&mut data, 0).unwrap();
-        data
-    }
-
-    #[test]
-    fn scattered_slices_are_filled_in_order() {
-        let memory = MmapRegion::new(1 << 20).unwrap();
-        let image = image(&pattern(8192));
-        let slices: Vec<_> = [(0, 100), (5000, 0), (7000, 1), (9000, 411)]
-            .map(|(at, len)| memory.get_slice(at, len).unwrap())
-            .into_iter()
-            .collect();
-        image.transfer(Direction::Read, &slices, 512, || false).unwrap();
-        let got = [content(&memory, 0, 100), content(&memory, 7000, 1), content(&memory, 9000, 411)].concat();
-        assert_eq!(got, pattern(8192)[512..1024]);
-    }
-
-    #[test]
-    fn more_slices_than_one_call_takes_are_all_moved() {
-        let memory = MmapRegion::new(1 << 20).unwrap();
-        let image = image(&pattern(1 << 20));
-        let empty = (0..2000).map(|n| (n, 0));
-        let slices = empty.chain((0..3000).map(|n| (n * 100, 100)));
-        let slices: Vec<_> = slices.map(|(at, len)| memory.get_slice(at, len).unwrap()).collect();
-        image.transfer(Direction::Read, &slices, 0, || false).unwrap();
-        assert!(content(&memory, 0, 300_000) == pattern(300_000));
-    }
-
-    #[test]
-    fn large_slices_are_moved_in_pieces() {
-        let memory = MmapRegion::new(40 << 20).unwrap();
-        let image = image(&[]);
-        image.file.set_len(40 << 20).unwrap();
-        memory.get_slice(35 << 20, 4).unwrap().write_slice(b"here", 0).unwrap();
-        let calls = std::cell::Cell::new(0);
-        let count = || {
-            calls.set(calls.get() + 1);
-            false
-        };
-        image.transfer(Direction::Write, &[memory.get_slice(0, 40 << 20).unwrap()], 0, count).unwrap();
-        assert_eq!(calls.get(), 3);
-        let back = MmapRegion::new(4096).unwrap();
-        image.transfer(Direction::Read, &[back.get_slice(0, 4).unwrap()], 35 << 20, || false).unwrap();
-        assert_eq!(content(&back, 0, 4), b"here");
-    }
-
-    #[test]
-    fn a_shrunk_image_is_an_error() {
-        let memory = MmapRegion::new(4096).unwrap();
-        let image = image(&pattern(1024));
-        image.file.set_len(600).unwrap();
-        let error = image.transfer(Direction::Read, &[memory.get_slice(0, 512).unwrap()], 512, || false).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-    }
-
-    #[test]
-    fn a_stop_ends_a_transfer() {
-        let memory = MmapRegion::new(4096).unwrap();
-        let error = image(&pattern(4096)).transfer(Direction::Read, &[memory.as_volatile_slice()], 0, || true).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
-    }
+/// An image that cannot be a disk.
+#[derive(Debug, Error)]
+pub enum ImageError {
+    /// A pipe, a folder.
+    #[error("it is neither a regular file nor a block device")]
+    Kind,
+    /// Not a file of known length.
+    #[error("cannot find its length")]
+    Length(#[source] io::Error),
+    /// Not of the format.
+    #[error("it is no qcow2 image that can be used: backing and data files of its own are not opened")]
+    Qcow2(#[source] io::Error),
+    /// Nothing to show.
+    #[error("it has {len} bytes, and a disk needs at least {block}")]
+    Small {
+        /// Bytes.
+        len: u64,
+        /// The least.
+        block: u32,
+    },
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,29 +1,33 @@
-//! A disk: one queue over a raw image (virtio 1.2 5.2).
+//! A disk: request queues over an image (virtio 1.2 5.2).
 //!
 //! | question | module |
 //! |---|---|
 //! | what does a request ask for, and what is the answer? | `request` |
 //! | how do bytes get between image and guest memory? | `image` |
 
-mod image;
+pub mod image;
 mod request;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use pci::seams::MsiPort;
 use thiserror::Error;
-use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX};
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+};
 
 use super::function::{Device, Start, VirtioError, VirtioFunction};
 use super::kind::Kind;
-use super::ring::{Memory, Ring};
-use super::worker::Worker;
-use image::Image;
+use super::limit::{Limit, LimitSpec};
+use super::ring::{Memory, Ring, Served};
+use super::worker::{Stop, Worker};
+pub use image::{Format, Image, ImageError};
 use request::Disk;
 
 /// Bytes of a sector, the unit of capacity and addresses.
@@ -31,21 +35,24 @@ pub const SECTOR: u32 = 512;
 /// Most bytes of a disk's serial.
 pub const SERIAL_LEN: usize = 20;
 
-const QUEUE_SIZE: u16 = 256;
-/// Data segments of a request: a queue's descriptors without header and status.
-const SEGMENTS: u32 = QUEUE_SIZE as u32 - 2;
+/// Most request queues.
+pub const MAX_QUEUES: u16 = 64;
+
 const CONFIG_LEN: usize = 60;
 
 /// A disk to make.
-#[derive(Debug)]
+#[derive(Clone)]
 pub struct BlockSpec {
-    /// The image, a regular file or a block device, open for writing unless `readonly`. A last part below 512 bytes is not
-    /// shown.
-    pub file: File,
-    /// Refuse writes.
-    pub readonly: bool,
+    /// The image. A last part below a sector is not shown.
+    pub image: Arc<Image>,
     /// What the guest reads as the disk's serial: at most 20 bytes.
     pub serial: String,
+    /// Request queues, 1 to [`MAX_QUEUES`].
+    pub queues: u16,
+    /// Entries of each, a power of two, at least 4.
+    pub queue_size: u16,
+    /// How much may pass, in each queue.
+    pub limit: LimitSpec,
 }
 
 /// A disk as a PCI function.
@@ -63,25 +70,29 @@ impl BlockFunction {
 pub struct Block {
     thread_name: String,
     disk: Arc<Disk>,
+    sizes: Vec<u16>,
+    limit: LimitSpec,
     config: [u8; CONFIG_LEN],
 }
 
 impl Block {
     fn new(name: &str, spec: BlockSpec) -> Result<Self, BlockError> {
         let name = || name.to_owned();
-        let image = Image::new(spec.file).map_err(|source| BlockError::Length { name: name(), source })?;
-        let sectors = image.len() / u64::from(SECTOR);
-        if sectors == 0 {
-            return Err(BlockError::Small { name: name(), len: image.len() });
+        let BlockSpec { image, serial, queues, queue_size, limit } = spec;
+        if !(1..=MAX_QUEUES).contains(&queues) || queue_size < 4 || !queue_size.is_power_of_two() {
+            return Err(BlockError::Queues { name: name(), queues, queue_size });
         }
+        let sectors = image.size() / u64::from(SECTOR);
+        let given = serial.as_bytes();
         let mut serial = [0; SERIAL_LEN];
-        let given = spec.serial.as_bytes();
         let room = serial.get_mut(..given.len()).ok_or(BlockError::Serial { name: name(), len: given.len() })?;
         room.copy_from_slice(given);
         Ok(Self {
             thread_name: format!("blk-{}", name()),
-            disk: Arc::new(Disk { image, sectors, readonly: spec.readonly, serial }),
-            config: config(sectors),
+            config: config(sectors, image.block(), queues, queue_size),
+            disk: Arc::new(Disk { image, sectors, serial }),
+            sizes: vec![queue_size; queues.into()],
+            limit,
         })
     }
 }
@@ -92,12 +103,17 @@ impl Device for Block {
     }
 
     fn features(&self) -> u64 {
-        let features = 1 << VIRTIO_BLK_F_SEG_MAX | 1 << VIRTIO_BLK_F_BLK_SIZE | 1 << VIRTIO_BLK_F_FLUSH;
-        if self.disk.readonly { features | 1 << VIRTIO_BLK_F_RO } else { features }
+        let mut features = 1 << VIRTIO_BLK_F_SEG_MAX | 1 << VIRTIO_BLK_F_BLK_SIZE | 1 << VIRTIO_BLK_F_FLUSH;
+        features |= if self.disk.image.readonly() {
+            1 << VIRTIO_BLK_F_RO
+        } else {
+            1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
+        };
+        if self.sizes.len() > 1 { features | 1 << VIRTIO_BLK_F_MQ } else { features }
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &[QUEUE_SIZE]
+        &self.sizes
     }
 
     fn config(&self) -> Cow<'_, [u8]> {
@@ -108,46 +124,70 @@ impl Device for Block {
         // A driver that does not know flushes counts on every write (virtio 1.2 5.2.5.2).
         let durable = start.features & 1 << VIRTIO_BLK_F_FLUSH == 0;
         let worker = |ring: Ring| {
-            let disk = self.disk.clone();
-            Worker::start(self.thread_name.clone(), vec![ring.bell().clone()], move |stop| {
-                ring.run(stop, |chain, memory| disk.serve(chain, memory, durable, || stop.stopped()));
-            })
+            let (disk, limit) = (self.disk.clone(), Limit::new(self.limit, Instant::now()));
+            let bells = vec![ring.bell().clone()];
+            Worker::start(self.thread_name.clone(), bells, move |stop| serve(ring, &disk, durable, limit, stop))
         };
         start.rings.into_iter().map(worker).collect()
     }
 }
 
-/// `struct virtio_blk_config`: capacity at 0, most segments at 12, block size at 20.
-fn config(sectors: u64) -> [u8; CONFIG_LEN] {
+/// Serves a queue until `stop` says so or the ring is corrupt.
+fn serve(mut ring: Ring, disk: &Disk, durable: bool, mut limit: Limit, stop: &Stop) {
+    loop {
+        let mut pause = None;
+        let drained = ring.drain(stop, |chain, memory| {
+            pause = limit.wait(Instant::now());
+            if pause.is_some() {
+                return Served::Later;
+            }
+            let bytes = chain.clone().map(|descriptor| u64::from(descriptor.len())).fold(0, u64::saturating_add);
+            limit.take(bytes);
+            disk.serve(chain, memory, durable, || stop.stopped())
+        });
+        if drained.is_err() {
+            ring.give_up();
+            return;
+        }
+        if !ring.bell().wait_or(stop, None, pause) {
+            return;
+        }
+    }
+}
+
+/// `struct virtio_blk_config`: capacity at 0, most segments at 12, block size at 20, queues at 34, limits of discards at 36 and
+/// of zeros to write at 48.
+fn config(sectors: u64, block: u32, queues: u16, queue_size: u16) -> [u8; CONFIG_LEN] {
     let mut config = [0; CONFIG_LEN];
     let mut put = |at: usize, bytes: &[u8]| {
         config.iter_mut().skip(at).zip(bytes).for_each(|(to, from)| *to = *from);
     };
     put(0, &sectors.to_le_bytes());
-    put(12, &SEGMENTS.to_le_bytes());
-    put(20, &SECTOR.to_le_bytes());
+    // All but header and status.
+    put(12, &(u32::from(queue_size) - 2).to_le_bytes());
+    put(20, &block.to_le_bytes());
+    put(34, &queues.to_le_bytes());
+    put(36, &request::MOST_SECTORS.to_le_bytes());
+    put(40, &1_u32.to_le_bytes());
+    put(44, &(block / SECTOR).to_le_bytes());
+    put(48, &request::MOST_SECTORS.to_le_bytes());
+    put(52, &1_u32.to_le_bytes());
+    put(56, &[1]);
     config
 }
 
 /// A disk that cannot be made.
 #[derive(Debug, Error)]
 pub enum BlockError {
-    /// Not a file of known length.
-    #[error("cannot find the length of the image of disk {name}; take a regular file or a block device")]
-    Length {
+    /// Queues that cannot be.
+    #[error("disk {name} cannot have {queues} queues of {queue_size} entries; 1 to {MAX_QUEUES} of a power of two from 4 on")]
+    Queues {
         /// The disk.
         name: String,
-        /// The kernel's reason.
-        #[source]
-        source: io::Error,
-    },
-    /// Nothing to show.
-    #[error("the image of disk {name} has {len} bytes; it needs at least 512")]
-    Small {
-        /// The disk.
-        name: String,
-        /// Bytes.
-        len: u64,
+        /// Asked for.
+        queues: u16,
+        /// Entries.
+        queue_size: u16,
     },
     /// Too long.
     #[error("the serial of disk {name} has {len} bytes; at most {SERIAL_LEN} are possible")]

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use virtio_bindings::virtio_blk::{
-    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
-    VIRTIO_BLK_T_OUT,
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
+    VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
@@ -17,13 +18,15 @@ use crate::virtio::ring::Served;
 
 /// Bytes of the header: type, reserved, sector.
 const HEADER: usize = 16;
+/// Flag of zeros to write: the space may be given back.
+const UNMAP: u32 = VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
+/// Most sectors of a discard or of zeros to write.
+pub(super) const MOST_SECTORS: u32 = 1 << 22;
 
 /// What requests work on.
-#[derive(Debug)]
 pub(super) struct Disk {
-    pub(super) image: Image,
+    pub(super) image: Arc<Image>,
     pub(super) sectors: u64,
-    pub(super) readonly: bool,
     pub(super) serial: [u8; SERIAL_LEN],
 }
 
@@ -66,7 +69,7 @@ impl Disk {
                 self.image.transfer(Direction::Read, &writable, offset, stopped)?;
                 Ok(len)
             }
-            VIRTIO_BLK_T_OUT if self.readonly => Err(Fault::Failed),
+            VIRTIO_BLK_T_OUT | VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES if self.image.readonly() => Err(Fault::Failed),
             VIRTIO_BLK_T_OUT => {
                 let (offset, _) = self.range(sector, &readable)?;
                 self.image.transfer(Direction::Write, &readable, offset, stopped)?;
@@ -79,9 +82,42 @@ impl Disk {
                 self.image.flush()?;
                 Ok(0)
             }
+            VIRTIO_BLK_T_DISCARD => {
+                let Segment { offset, len, flags } = self.segment(&mut readable)?;
+                // None are defined (virtio 1.2 5.2.6.2).
+                if flags != 0 {
+                    return Err(Fault::Unsupported);
+                }
+                self.image.discard(offset, len)?;
+                Ok(0)
+            }
+            VIRTIO_BLK_T_WRITE_ZEROES => {
+                let Segment { offset, len, flags } = self.segment(&mut readable)?;
+                if flags & !UNMAP != 0 {
+                    return Err(Fault::Unsupported);
+                }
+                self.image.write_zeroes(offset, len, flags & UNMAP != 0, stopped)?;
+                if durable {
+                    self.image.flush()?;
+                }
+                Ok(0)
+            }
             VIRTIO_BLK_T_GET_ID => scatter(&self.serial, &writable).ok_or(Fault::Failed),
             _ => Err(Fault::Unsupported),
         }
+    }
+
+    /// The only segment of a discard or of zeros to write, which lies on the disk.
+    fn segment(&self, readable: &mut Vec<VolatileSlice<'_>>) -> Result<Segment, Fault> {
+        let [a, b, c, d, e, f, g, h, len0, len1, len2, len3, flags @ ..] = take::<16>(readable).ok_or(Fault::Failed)?;
+        let sector = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        let count = u32::from_le_bytes([len0, len1, len2, len3]);
+        let end = sector.checked_add(count.into()).ok_or(Fault::Failed)?;
+        if !readable.is_empty() || count > MOST_SECTORS || end > self.sectors {
+            return Err(Fault::Failed);
+        }
+        let sector_bytes = u64::from(SECTOR);
+        Ok(Segment { offset: sector * sector_bytes, len: u64::from(count) * sector_bytes, flags: u32::from_le_bytes(flags) })
     }
 
     /// Byte offset and length of a transfer that lies on the disk and consists of whole sectors.
@@ -93,6 +129,13 @@ impl Disk {
         }
         Ok((sector * u64::from(SECTOR), len))
     }
+}
+
+/// A part of the disk, as discards and zeros name it.
+struct Segment {
+    offset: u64,
+    len: u64,
+    flags: u32,
 }
 
 /// Why a request is not carried out.

@@ -1,3 +1,4 @@
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,8 @@ impl Guest {
         let ranges = [(GuestAddress(0), RAM)];
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::from_ranges(&ranges).unwrap());
         let msi = Arc::new(FakeMsi::default());
-        let spec = BlockSpec { file, readonly, serial: "disk-7".into() };
+        let image = Arc::new(Image::new(file, Format::Raw, readonly, false).unwrap());
+        let spec = BlockSpec { image, serial: "disk-7".into(), queues: 1, queue_size: 256, limit: LimitSpec::default() };
         let disk = BlockFunction::new("test", spec, memory.clone(), msi.clone()).unwrap();
         Self { disk, memory, msi, file: kept, used: 0 }
     }
@@ -274,7 +276,7 @@ fn requests_that_cannot_be_have_an_error_status() {
         (IN, 0, &[(0xFFFF_0000, 512, WRITE)], IOERR),
         (OUT, 0, &[(u64::MAX, 512, 0)], IOERR),
         (GET_ID, 0, &[(DATA_AT, 19, WRITE)], IOERR),
-        (11, 0, &out, UNSUPP),
+        (12, 0, &out, UNSUPP),
         (99, 0, &[], UNSUPP),
         (IN, 127, &sector, OK),
     ];
@@ -431,16 +433,94 @@ fn a_detached_disk_reads_all_ones_and_has_no_worker() {
 
 #[test]
 fn impossible_disks_are_refused_by_name() {
-    let make = |len, serial: &str| {
+    let make = |serial: &str, queues, queue_size| {
         let file = tempfile::tempfile().unwrap();
-        file.set_len(len).unwrap();
-        let spec = BlockSpec { file, readonly: false, serial: serial.into() };
+        file.set_len(1023).unwrap();
+        let image = Arc::new(Image::new(file, Format::Raw, false, false).unwrap());
+        let spec = BlockSpec { image, serial: serial.into(), queues, queue_size, limit: LimitSpec::default() };
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap());
         BlockFunction::new("root", spec, memory, Arc::new(FakeMsi::default())).err().map(|error| error.to_string())
     };
-    assert_eq!(make(511, "").unwrap(), "the image of disk root has 511 bytes; it needs at least 512");
-    assert!(make(512, "123456789012345678901").unwrap().contains("21 bytes"));
-    assert_eq!(make(1023, "12345678901234567890"), None);
+    assert!(make("123456789012345678901", 1, 256).unwrap().contains("21 bytes"));
+    assert_eq!(make("12345678901234567890", 1, 256), None);
+    for (queues, size) in [(0, 256), (65, 256), (1, 2), (1, 100)] {
+        assert!(make("", queues, size).unwrap().starts_with("disk root cannot have"), "{queues} {size}");
+    }
+}
+
+/// Two queues, and so few requests in a time that some wait.
+fn slow() -> Block {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 20).unwrap();
+    let image = Arc::new(Image::new(file, Format::Raw, false, false).unwrap());
+    let slow = crate::virtio::limit::BucketSpec { size: 2, burst: 0, refill: Duration::from_millis(10) };
+    let limit = LimitSpec { bytes: None, requests: Some(slow) };
+    Block::new("test", BlockSpec { image, serial: String::new(), queues: 2, queue_size: 64, limit }).unwrap()
+}
+
+#[test]
+fn every_queue_serves_and_a_limit_loses_nothing() {
+    let mut driver = crate::virtio::testing::Driver::started(slow());
+    assert_eq!(driver.config(34), [2, 0]);
+    let data = crate::virtio::testing::DATA;
+    driver.put(data, &[0; 16]);
+    for _ in 0..10 {
+        for queue in 0..2 {
+            driver.send(queue, &[(data, 16, 0), (data + 0x1000, 512, WRITE), (data + 0x2000, 1, WRITE)]);
+        }
+    }
+    for _ in 0..10 {
+        assert_eq!((driver.answer(0).len, driver.answer(1).len), (513, 513));
+    }
+}
+
+#[test]
+fn hostile_rings_do_no_harm_to_any_queue() {
+    crate::virtio::testing::survives_hostile_rings(slow);
+}
+
+const DISCARD: u32 = 11;
+const ZEROES: u32 = 13;
+
+fn segment(sector: u64, count: u32, flags: u32) -> Vec<u8> {
+    [&sector.to_le_bytes()[..], &count.to_le_bytes(), &flags.to_le_bytes()].concat()
+}
+
+#[test]
+fn zeros_are_written_where_the_segment_says() {
+    let mut guest = Guest::ready();
+    guest.put(DATA_AT, &segment(2, 3, 1));
+    assert_eq!(guest.request(ZEROES, 0, &[(DATA_AT, 16, 0)]), (OK, 1));
+    assert!(guest.on_disk(1024, 1536) == [0; 1536]);
+    assert!(guest.on_disk(0, 1024) == pattern(1024));
+    assert!(guest.on_disk(2560, 512) == pattern(64 << 10)[2560..3072]);
+    guest.put(DATA_AT, &segment(0, 8, 0));
+    assert_eq!(guest.request(DISCARD, 0, &[(DATA_AT, 16, 0)]), (OK, 1));
+}
+
+#[test]
+fn segments_that_make_no_sense_change_nothing() {
+    let mut guest = Guest::ready();
+    let cases = [
+        (ZEROES, segment(127, 2, 0), IOERR),
+        (ZEROES, segment(u64::MAX, 2, 0), IOERR),
+        (ZEROES, segment(0, u32::MAX, 0), IOERR),
+        (ZEROES, segment(0, 1, 2), UNSUPP),
+        (DISCARD, segment(0, 1, 1), UNSUPP),
+        (DISCARD, segment(128, 1, 0), IOERR),
+        (DISCARD, vec![0; 15], IOERR),
+        (DISCARD, [segment(0, 1, 0), segment(1, 1, 0)].concat(), IOERR),
+    ];
+    for (kind, bytes, expected) in cases {
+        guest.put(DATA_AT, &bytes);
+        let len = u32::try_from(bytes.len()).unwrap();
+        assert_eq!(guest.request(kind, 0, &[(DATA_AT, len, 0)]), (expected, 1), "{kind} {bytes:?}");
+    }
+    assert!(guest.on_disk(0, 64 << 10) == pattern(64 << 10));
+    let mut readonly = Guest::new(true);
+    readonly.set_up(u64::MAX);
+    readonly.put(DATA_AT, &segment(0, 1, 0));
+    assert_eq!(readonly.request(ZEROES, 0, &[(DATA_AT, 16, 0)]), (IOERR, 1));
 }
 
 proptest! {
