@@ -62,6 +62,59 @@ impl Client {
         }
     }
 
+    /// Listens to an endpoint that answers with lines of JSON for as long as both sides like. Each is given to `each`, which
+    /// says whether to go on.
+    pub fn listen(&mut self, name: &str, mut each: impl FnMut(Value) -> bool) -> Result<(), ClientError> {
+        let path = self.path.clone();
+        let unusable = |what: &str| ClientError::NoHttp { path: path.clone(), what: what.to_owned() };
+        let request = format!("GET /api/v1/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        self.stream.write_all(request.as_bytes()).map_err(|source| ClientError::Lost { path: path.clone(), source })?;
+        let end = loop {
+            if let Some(end) = find(&self.rest, b"\r\n\r\n") {
+                break end + 4;
+            }
+            if self.rest.len() > HEAD {
+                return Err(unusable("headers without an end"));
+            }
+            self.more()?;
+        };
+        let head = String::from_utf8_lossy(self.rest.get(..end).unwrap_or_default()).to_ascii_lowercase();
+        if !head.starts_with("http/1.1 200 ") || !head.contains("transfer-encoding: chunked") {
+            // A refusal, which is as long as it says.
+            return self.reply(name).map(drop);
+        }
+        self.rest.drain(..end);
+        let mut text: Vec<u8> = Vec::new();
+        loop {
+            let (start, length) = match httparse::parse_chunk_size(&self.rest) {
+                Ok(httparse::Status::Complete((start, length))) => (start, usize::try_from(length).unwrap_or(usize::MAX)),
+                Ok(httparse::Status::Partial) if self.rest.len() <= HEAD => {
+                    self.more()?;
+                    continue;
+                }
+                _ => return Err(unusable("a piece without a length")),
+            };
+            if length == 0 {
+                return Ok(());
+            }
+            if length > BODY || text.len() > BODY {
+                return Err(unusable("a line without an end"));
+            }
+            // A line's end follows each piece.
+            while self.rest.len() < start + length + 2 {
+                self.more()?;
+            }
+            text.extend(self.rest.drain(..start + length + 2).skip(start).take(length));
+            while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = text.drain(..=end).collect();
+                let value = serde_json::from_slice(&line).map_err(|error| unusable(&error.to_string()))?;
+                if !each(value) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
     fn reply(&mut self, name: &str) -> Result<Option<Value>, ClientError> {
         let path = self.path.clone();
         let unusable = |what: &str| ClientError::NoHttp { path: path.clone(), what: what.to_owned() };
@@ -115,6 +168,10 @@ impl Client {
             }
         }
     }
+}
+
+fn find(text: &[u8], what: &[u8]) -> Option<usize> {
+    text.windows(what.len()).position(|window| window == what)
 }
 
 /// Causes of a refusal, outermost first.

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::config::VmConfig;
+use crate::events::Events;
 
 /// A machine as it is at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +64,15 @@ pub struct Progress {
     pub done: u64,
     /// Bytes in all.
     pub total: u64,
+}
+
+impl Progress {
+    /// How much is done, 0 to 100.
+    #[must_use]
+    pub fn percent(&self) -> u8 {
+        let (done, total) = (u128::from(self.done.min(self.total)), u128::from(self.total));
+        (done * 100).checked_div(total).and_then(|percent| u8::try_from(percent).ok()).unwrap_or(100)
+    }
 }
 
 /// Steps that can take longer than a client waits.
@@ -287,7 +297,10 @@ pub type Counters = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// The last state that the core made known. Copies show the same.
 #[derive(Debug, Clone, Default)]
-pub struct Published(Arc<RwLock<Option<Arc<VmInfo>>>>);
+pub struct Published {
+    last: Arc<RwLock<Option<Arc<VmInfo>>>>,
+    events: Events,
+}
 
 impl Published {
     /// No machine yet.
@@ -299,15 +312,21 @@ impl Published {
     /// The last state; `None` when there is no machine.
     #[must_use]
     pub fn get(&self) -> Option<Arc<VmInfo>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Makes a state known, or that there is no machine.
     pub fn set(&self, info: Option<VmInfo>) {
         let info = info.map(Arc::new);
-        let old = std::mem::replace(&mut *self.0.write().unwrap_or_else(PoisonError::into_inner), info);
         // Freed after the lock is.
-        drop(old);
+        let old = std::mem::replace(&mut *self.last.write().unwrap_or_else(PoisonError::into_inner), info.clone());
+        self.events.tell_difference(old.as_deref(), info.as_deref());
+    }
+
+    /// Where what happens is told, beside what follows from the states themselves.
+    #[must_use]
+    pub const fn events(&self) -> &Events {
+        &self.events
     }
 
     /// Changes the state, if there is a machine. For the core alone: of two that update at once one is lost.

@@ -8,6 +8,7 @@
 //! | what can be asked of a machine, and what does it answer? | [`command`], [`error`] |
 //! | how does a request reach the thread that runs the machine? | [`channel`] |
 //! | what is known about a machine without asking it? | [`info`] |
+//! | how is it told what happens? | [`events`] |
 //! | what do the bodies of HTTP requests mean? | [`dialect`] |
 //! | who serves them? | [`http`] |
 //! | how does a program call them? | [`client`] |
@@ -22,5 +23,6 @@ pub mod command;
 pub mod config;
 pub mod dialect;
 pub mod error;
+pub mod events;
 pub mod http;
 pub mod info;

@@ -127,6 +127,12 @@ impl Server {
         self.call("PUT vm.remove-device", &format!(r#"{{"id":"{id}"}}"#)).0
     }
 
+    /// The reply to vm.devices.
+    #[must_use]
+    pub fn devices_json(&self) -> String {
+        self.expect("GET vm.devices", "", 200)
+    }
+
     /// Names of all devices with their ports: `a@port0 b@port1`.
     #[must_use]
     pub fn devices(&self) -> String {

@@ -1,7 +1,11 @@
-//! Devices that a client adds to a machine before its start: the same as if vm.create had named them.
+//! Devices that a client adds: before the start the same as if vm.create had named them, later as vm.info tells of them.
 
 use api::command::Command;
 use api::config::VmConfig;
+use pci::topology::Name;
+
+use crate::backends::{BackendError, Backends};
+use crate::spec::Virtio;
 
 /// The configuration with the device that `command` adds; `None` if it adds none.
 #[must_use]
@@ -18,6 +22,20 @@ pub fn apply(command: &Command, config: &VmConfig) -> Option<VmConfig> {
     Some(config)
 }
 
+/// Hands the descriptors of an interface that `config` ends with to `backends`, under the name that it gets.
+pub fn take_taps(command: &mut Command, config: &mut VmConfig, backends: &Backends) -> Result<Option<Name>, BackendError> {
+    let Command::AddNet { taps, .. } = command else { return Ok(None) };
+    let index = config.nets.len().saturating_sub(1);
+    let Some((net, before)) = config.nets.split_last_mut().filter(|_| !taps.is_empty()) else { return Ok(None) };
+    let name = Name(net.id.get_or_insert_with(|| format!("net{index}")).clone());
+    if before.iter().any(|there| there.id.as_deref() == Some(name.0.as_str())) {
+        // Which is refused in a moment; the other one keeps its taps.
+        return Ok(None);
+    }
+    backends.take_taps(&name, net, std::mem::take(taps))?;
+    Ok(Some(name))
+}
+
 /// Tells the client that the machine will have it.
 pub fn done(command: Command) {
     match command {
@@ -28,4 +46,40 @@ pub fn done(command: Command) {
         | Command::AddVsock { reply, .. } => reply.send(Ok(None)),
         other => other.refuse_unsupported(),
     }
+}
+
+/// Notes that the running machine has a virtio device that came as `name`. One that is there is not noted twice.
+pub fn note(config: &mut VmConfig, device: Virtio, name: &Name) {
+    let id = Some(name.0.clone());
+    match device {
+        Virtio::Disk(mut disk) if config.disks.iter().all(|there| there.id != id) => {
+            disk.id = id;
+            config.disks.push(disk);
+        }
+        Virtio::Net(mut net)
+            if config.nets.iter().all(|there| there.id != id && (there.mac.is_none() || there.mac != net.mac)) =>
+        {
+            net.id = id;
+            config.nets.push(net);
+        }
+        Virtio::Folder(mut folder) if config.filesystems.iter().all(|there| there.id != id) => {
+            folder.id = id;
+            config.filesystems.push(folder);
+        }
+        Virtio::Vsock(mut vsock) => {
+            vsock.id = id;
+            config.vsock = Some(vsock);
+        }
+        _ => {}
+    }
+}
+
+/// Forgets devices with names of their own that are not there any more.
+pub fn forget(config: &mut VmConfig, there: impl Fn(&str) -> bool) {
+    let stays = |id: &Option<String>| id.as_deref().is_none_or(&there);
+    config.disks.retain(|disk| stays(&disk.id));
+    config.nets.retain(|net| stays(&net.id));
+    config.filesystems.retain(|folder| stays(&folder.id));
+    config.devices.retain(|device| stays(&device.id));
+    config.vsock = config.vsock.take().filter(|vsock| stays(&vsock.id));
 }

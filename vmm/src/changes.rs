@@ -16,8 +16,10 @@ use crate::spec::Endpoint;
 pub struct Added {
     /// Its functions.
     pub functions: Vec<AddedFunction>,
-    /// The port that it hangs on.
+    /// The port or root complex that it hangs on.
     pub port: Name,
+    /// Its device number on the root bus; `None` for one that hangs on a port.
+    pub root_number: Option<u8>,
 }
 
 /// One function of it.
@@ -148,7 +150,7 @@ mod tests {
             let (endpoint, spec) = (endpoint.clone(), planned.spec.clone());
             AddedFunction { name: Name::from(name), endpoint, spec, number }
         });
-        changes.add(Added { functions: functions.into(), port: Name::from("port0") });
+        changes.add(Added { functions: functions.into(), port: Name::from("port0"), root_number: None });
         changes.remove(&[Name::from("x"), Name::from("y")]);
         assert!(changes.added().is_empty() && ["x", "y"].iter().all(|name| !changes.has_left(&Name::from(*name))));
     }

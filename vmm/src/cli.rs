@@ -393,6 +393,8 @@ struct RunArguments {
     ///                        orderly (once the guest has switched the slot
     ///                        off) or button (as orderly, an attention button
     ///                        asks the guest to do so) [default: surprise]
+    ///   root-hot-plug=on     devices without a port come to free device
+    ///                        numbers of the root bus, by ACPI [default: off]
     #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>, help_heading = PCIE, verbatim_doc_comment)]
     pcie: Option<PcieConfig>,
 

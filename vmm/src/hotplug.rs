@@ -7,22 +7,26 @@
 pub(crate) mod newcomer;
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use api::config::{DeviceConfig, DeviceKind, VmConfig};
 use api::error::{ApiError, ErrorKind};
+use api::events::Event;
 use pci::function::{FunctionId, Shared};
 use pci::hierarchy::{PlugError, PortList};
 use pci::slot::SlotEvent;
 use pci::topology::{EndpointSpec, Name, Removal};
 use thiserror::Error;
 
+use crate::backends::BackendError;
 use crate::cdi::CdiError;
 use crate::changes::{Added, AddedFunction, Changes};
 use crate::endpoints::FunctionError;
 use crate::host::{self, HostError};
+use crate::listing;
 use crate::machine::Machine;
-use crate::spec::{self, Endpoint, Spec, SpecError};
+use crate::spec::{self, Endpoint, Spec, SpecError, Virtio};
 
 /// How long a guest may take to let go of a device that it was asked for.
 const RELEASE: Duration = Duration::from_secs(30);
@@ -35,6 +39,8 @@ pub struct HotPlug {
     leaving: Vec<Leaving>,
     changes: Changes,
     named: u64,
+    /// What went wrong, for those who listen.
+    failures: Vec<Event>,
     /// While the guest is held, nothing that it has to do becomes overdue.
     paused: Option<Instant>,
 }
@@ -46,6 +52,8 @@ struct Leaving {
     port: FunctionId,
     stage: Stage,
     deadline: Instant,
+    /// It is on the root bus, and not in the slot of a port.
+    on_root: bool,
 }
 
 enum Stage {
@@ -63,7 +71,7 @@ impl HotPlug {
         endpoints.retain(|name, _| !changes.has_left(name));
         let added = changes.added().iter().flat_map(|added| &added.functions);
         endpoints.extend(added.map(|function| (function.name.clone(), function.endpoint.clone())));
-        Self { endpoints, leaving: Vec::new(), changes, named: 0, paused: None }
+        Self { endpoints, leaving: Vec::new(), changes, named: 0, failures: Vec::new(), paused: None }
     }
 
     /// How the devices differ from those of the specification. Devices on their way out have left.
@@ -104,15 +112,63 @@ impl HotPlug {
             let (endpoint, spec) = self.look(config, function, &name, &functions)?;
             functions.push(AddedFunction { name, endpoint, spec, number: *number });
         }
-        let bars: Vec<_> = functions.iter().map(|function| function.spec.bars).collect();
-        let port = newcomer::port(machine.pci(), device.first().and_then(|(first, _)| first.on.as_deref()), &bars)?;
-        let added = Added { functions, port: port.name.clone() };
-        let (pci, factory) = machine.parts();
-        newcomer::plug(pci, factory, &port, &added)?;
+        self.put(machine, functions, device.first().and_then(|(first, _)| first.on.as_deref()))
+    }
+
+    /// Adds a virtio device, which is called `id`. Queues of a tap come with an interface; one whose address is there already
+    /// is the one that is there.
+    pub fn add_virtio(
+        &mut self,
+        machine: &mut Machine,
+        device: Virtio,
+        id: Option<&str>,
+        taps: Vec<OwnedFd>,
+    ) -> Result<Name, HotPlugError> {
+        let mac = |device: &Virtio| if let Virtio::Net(net) = device { net.mac } else { None };
+        let same =
+            |there: &Endpoint| matches!(there, Endpoint::Virtio(there) if mac(there).is_some() && mac(there) == mac(&device));
+        if let Some((there, _)) = self.endpoints.iter().find(|(_, endpoint)| same(endpoint)) {
+            return Ok(there.clone());
+        }
+        let name = self.free_name(machine, id, listing::class(&device).to_string().as_str(), &[])?;
+        if let (Virtio::Net(net), false) = (&device, taps.is_empty()) {
+            machine.parts().1.backends().take_taps(&name, net, taps).map_err(HotPlugError::Backend)?;
+        }
+        let spec = device.endpoint();
+        let function = AddedFunction { name: name.clone(), endpoint: Endpoint::Virtio(device), spec, number: 0 };
+        let put = self.put(machine, vec![function], None);
+        if put.is_err() {
+            machine.parts().1.backends().close(&name);
+        }
+        put
+    }
+
+    /// Puts a device on the port `on`, else on the root bus if devices can come there, else on the first free port with room.
+    fn put(&mut self, machine: &mut Machine, functions: Vec<AddedFunction>, on: Option<&str>) -> Result<Name, HotPlugError> {
+        let slots = machine.root_slots().filter(|_| on.is_none() && functions.len() == 1).cloned();
+        let added = if let Some(slots) = slots {
+            let (number, root) = machine.pci().change(|tree| {
+                let free = tree.hierarchy.free_root_numbers(0).into_iter().find(|number| *number != 0);
+                let root = tree.hierarchy.root_bus(0).map(|(name, ..)| name);
+                free.zip(root).ok_or(HotPlugError::RootFull)
+            })?;
+            let added = Added { functions, port: root, root_number: Some(number) };
+            let (pci, factory) = machine.parts();
+            newcomer::plug_on_root(pci, factory, &slots, &added, true)?;
+            added
+        } else {
+            let bars: Vec<_> = functions.iter().map(|function| function.spec.bars).collect();
+            let port = newcomer::port(machine.pci(), on, &bars)?;
+            let added = Added { functions, port: port.name.clone(), root_number: None };
+            let (pci, factory) = machine.parts();
+            newcomer::plug(pci, factory, &port, &added)?;
+            added
+        };
+        let port = added.port.clone();
         let names: Vec<Name> = added.functions.iter().map(|function| function.name.clone()).collect();
         self.endpoints.extend(added.functions.iter().map(|function| (function.name.clone(), function.endpoint.clone())));
         self.changes.add(added);
-        log::info!("{} came to port {}", list(&names), port.name);
+        log::info!("{} came to {port}", list(&names));
         names.into_iter().next().ok_or(HotPlugError::Nothing)
     }
 
@@ -125,6 +181,17 @@ impl HotPlug {
         if !self.endpoints.contains_key(&name) {
             return Err(HotPlugError::Unknown { name });
         }
+        if let Some((slots, (number, id))) = machine.root_slots().and_then(|slots| Some((slots, slots.find(&name)?))) {
+            slots.ask(number);
+            self.leaving.push(Leaving {
+                names: vec![name],
+                port: id,
+                stage: Stage::Asked,
+                deadline: now + RELEASE,
+                on_root: true,
+            });
+            return Ok(());
+        }
         let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
         let port = ports.into_iter().find(|port| port.occupants.iter().any(|(_, occupant)| *occupant == name));
         let port = port.filter(|port| port.removal.is_some()).ok_or_else(|| HotPlugError::Fixed { name: name.clone() })?;
@@ -133,7 +200,7 @@ impl HotPlug {
             return self.take_out(machine, names, port.id, now);
         }
         machine.pci().change(|tree| tree.hierarchy.request_removal(port.id))?;
-        self.leaving.push(Leaving { names, port: port.id, stage: Stage::Asked, deadline: now + RELEASE });
+        self.leaving.push(Leaving { names, port: port.id, stage: Stage::Asked, deadline: now + RELEASE, on_root: false });
         Ok(())
     }
 
@@ -143,9 +210,19 @@ impl HotPlug {
 
     /// Takes the device out, whether or not the guest has let go of it.
     fn take_out(&mut self, machine: &Machine, names: Vec<Name>, port: FunctionId, now: Instant) -> Result<(), HotPlugError> {
+        let on_root = names.first().and_then(|name| machine.root_slots().and_then(|slots| Some((slots, slots.find(name)?))));
+        if let Some((slots, (number, id))) = on_root {
+            // Nobody else hears of it: what it held goes in the next round.
+            let gone = machine.pci().change(|tree| tree.hierarchy.unplug_root(id, &mut tree.effects));
+            slots.clear(number);
+            log::info!("{} left the root bus", list(&names));
+            let gone = gone.into_iter().map(|function| (id, function)).collect();
+            self.leaving.push(Leaving { names, port: id, stage: Stage::Gone(gone), deadline: now, on_root: true });
+            return Ok(());
+        }
         let gone = machine.pci().change(|tree| tree.hierarchy.unplug(port, &mut tree.effects))?;
         log::info!("{} left its port", list(&names));
-        self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now + NOTE });
+        self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now + NOTE, on_root: false });
         Ok(())
     }
 
@@ -157,6 +234,8 @@ impl HotPlug {
                 let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
                 if let Some(port) = ports.iter().find(|info| info.id == port) {
                     log::warn!("the guest could not bring up the device that was added to port {}", port.name);
+                    let why = "the guest could not bring up the device that was added to this port".to_owned();
+                    self.failures.push(Event::DeviceFailed { id: port.name.to_string(), why });
                 }
             }
             ready.extend(self.leaving.extract_if(.., |leaving| leaving.port == port && leaving.stage.ends_with(event)));
@@ -165,10 +244,17 @@ impl HotPlug {
         for late in self.leaving.extract_if(.., |leaving| leaving.deadline <= now && !held) {
             let names = list(&late.names);
             match late.stage {
-                Stage::Asked => log::warn!("the guest did not let go of {names} in time: it leaves all the same"),
+                Stage::Asked => {
+                    log::warn!("the guest did not let go of {names} in time: it leaves all the same");
+                    let why = "the guest did not let go of it in time: it leaves all the same".to_owned();
+                    self.failures.push(Event::DeviceFailed { id: names, why });
+                }
+                Stage::Gone(_) if late.on_root => {}
                 Stage::Gone(_) => log::warn!("the guest did not take note in time that {names} left"),
             }
-            machine.pci().change(|tree| tree.hierarchy.expire(late.port));
+            if !late.on_root {
+                machine.pci().change(|tree| tree.hierarchy.expire(late.port));
+            }
             ready.push(late);
         }
         let mut left = false;
@@ -183,6 +269,7 @@ impl HotPlug {
                     machine.pci().change(|tree| functions.iter().for_each(|(id, _)| tree.mapper.remove(*id)));
                     for name in &leaving.names {
                         self.endpoints.remove(name);
+                        machine.parts().1.backends().close(name);
                     }
                     self.changes.remove(&leaving.names);
                     left = true;
@@ -190,6 +277,11 @@ impl HotPlug {
             }
         }
         left
+    }
+
+    /// What went wrong since the last call.
+    pub fn take_failures(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.failures)
     }
 
     /// When something is overdue.
@@ -201,12 +293,24 @@ impl HotPlug {
 
     /// The name that `device` has or gets. Devices and ports share their names.
     fn name(&mut self, machine: &Machine, device: &DeviceConfig, before: &[AddedFunction]) -> Result<Name, HotPlugError> {
+        let kind = if matches!(device.kind, DeviceKind::Vfio(_)) { "vfio" } else { "stub" };
+        self.free_name(machine, device.id.as_deref(), kind, before)
+    }
+
+    /// The name `id`, or a free one of this kind.
+    fn free_name(
+        &mut self,
+        machine: &Machine,
+        id: Option<&str>,
+        kind: &str,
+        before: &[AddedFunction],
+    ) -> Result<Name, HotPlugError> {
         let is_taken = |endpoints: &BTreeMap<Name, Endpoint>, name: &Name| {
             endpoints.contains_key(name) || before.iter().any(|function| function.name == *name)
         };
         let is_port = |name: &Name| machine.pci().change(|tree| tree.hierarchy.ports().any(|port| port.name == *name));
-        if let Some(id) = &device.id {
-            let name = Name(id.clone());
+        if let Some(id) = id {
+            let name = Name::from(id);
             return match () {
                 () if self.leaves(&name) => Err(HotPlugError::StillLeaves { name }),
                 () if is_taken(&self.endpoints, &name) => Err(HotPlugError::Taken { name }),
@@ -214,7 +318,6 @@ impl HotPlug {
                 () => Ok(name),
             };
         }
-        let kind = if matches!(device.kind, DeviceKind::Vfio(_)) { "vfio" } else { "stub" };
         loop {
             let name = Name(format!("{kind}-hot{}", self.named));
             self.named += 1;
@@ -279,6 +382,12 @@ pub enum HotPlugError {
         /// The name.
         name: Name,
     },
+    /// No device number is free.
+    #[error("all 32 device numbers of the root bus are taken: remove a device first, or add it to a port (`on`)")]
+    RootFull,
+    /// What a virtio device uses of the host.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     /// No function at all.
     #[error("a device without functions cannot be added")]
     Nothing,
@@ -383,6 +492,7 @@ impl HotPlugError {
             | Self::Twice { .. }
             | Self::LeavesAlready { .. }
             | Self::NoneFree { .. }
+            | Self::RootFull
             | Self::Plug(_) => ErrorKind::Conflict,
             Self::Nothing
             | Self::Place { .. }
@@ -392,6 +502,7 @@ impl HotPlugError {
             | Self::Several { .. }
             | Self::Cdi(_)
             | Self::Host(_)
+            | Self::Backend(_)
             | Self::Spec(_) => ErrorKind::BadRequest,
             Self::Make(_) => ErrorKind::Internal,
         };

@@ -40,6 +40,7 @@ pub mod ports;
 pub mod processors;
 pub mod replicate;
 pub mod resize;
+pub mod root_slots;
 pub mod run;
 pub mod serve;
 pub mod session;

@@ -155,7 +155,9 @@ fn info(endpoint: &EndpointInfo, what: Option<&Endpoint>) -> DeviceInfo {
     }
 }
 
-const fn class(device: &Virtio) -> DeviceClass {
+/// What a virtio device is.
+#[must_use]
+pub const fn class(device: &Virtio) -> DeviceClass {
     match device.kind() {
         Kind::Block => DeviceClass::Disk,
         Kind::Net => DeviceClass::Net,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use api::config::{Payload, VmConfig};
 use arch::memory_map::Range;
-use arch::x86_64::acpi::{self, AcpiError, Cpu};
+use arch::x86_64::acpi::{self, AcpiError, Cpu, PrtEntry};
 use arch::x86_64::regs::Entry;
 use arch::x86_64::{layout, reset_vector, smbios};
 use devices::acpi::{HotPlugRegisters, MemoryDevice};
@@ -39,6 +39,7 @@ use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
 use crate::resize::Extent;
+use crate::root_slots::RootSlots;
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
 use crate::vcpu::{Maker, Named, Runner, SetupError, ThreadError, Threads, Vcpu};
@@ -91,6 +92,7 @@ pub struct Machine {
     /// vCPUs that the guest gave back, which KVM keeps.
     parked: BTreeMap<u8, Vcpu>,
     slot_events: Arc<SlotEvents>,
+    root_slots: Option<Arc<RootSlots>>,
     _firmware: Option<GuestMemoryMmap>,
     factory: Factory,
 }
@@ -138,7 +140,11 @@ impl Machine {
         let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
         vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
-        hotplug::newcomer::restore(&pci, &mut factory, design.added)?;
+        let root_slots = config.pcie.root_hot_plug.then(|| {
+            let line = EdgeLine::new(vm.fd(), arch::ports::ROOT_SLOTS_GSI);
+            Arc::new(RootSlots::new(line, Arc::clone(&slot_events)))
+        });
+        hotplug::newcomer::restore(&pci, &mut factory, design.added, root_slots.as_deref())?;
         let extent = design.extent.cloned().unwrap_or_else(|| Extent::at_start(config));
         let entry = load(&ram, used, payload, design, &extent)?;
         let maker = Maker {
@@ -151,7 +157,7 @@ impl Machine {
         let vcpus = extent.cpus.iter().map(|id| maker.make(*id, entry.as_ref())).collect::<Result<_, _>>()?;
         let ejected = Arc::new(Ejected::new().map_err(MachineError::Event)?);
         let hot_plug = hot_plug_registers(&vm, &extent, &ejected);
-        let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci, &hot_plug)?;
+        let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci, &hot_plug, root_slots.as_ref())?;
         let runner = Arc::new(Runner {
             ports,
             pci: Arc::clone(&pci),
@@ -176,6 +182,7 @@ impl Machine {
             maker,
             parked: BTreeMap::new(),
             slot_events,
+            root_slots,
             _firmware: firmware,
             factory,
         })
@@ -278,6 +285,12 @@ impl Machine {
         (&self.pci, &mut self.factory)
     }
 
+    /// Where devices come and go on the root bus, if they can.
+    #[must_use]
+    pub fn root_slots(&self) -> Option<&Arc<RootSlots>> {
+        self.root_slots.as_ref()
+    }
+
     /// What guests told about devices that come and go.
     #[must_use]
     pub fn slot_events(&self) -> &SlotEvents {
@@ -376,13 +389,18 @@ fn load(
     let cpus: Vec<Cpu> = placements
         .map(|(number, placement)| Cpu { apic_id: placement.apic_id, present: extent.cpus.contains(&number) })
         .collect();
+    let mut root_bridges = plan.root_bridges();
+    if let (true, Some(first)) = (config.pcie.root_hot_plug, root_bridges.first_mut()) {
+        first.slots = plan.free_root_numbers();
+        first.prt.extend(first.slots.iter().flat_map(|number| PrtEntry::of_device(*number)));
+    }
     let tables = acpi::memory(&acpi::AcpiInputs {
         cpus: &cpus,
         hot_plug_cpus: config.cpus.max.is_some(),
         memory_devices: if config.memory.growth.bytes() > 0 { arch::ports::MEMORY_DEVICES } else { 0 },
         map: &plan.map,
         serial: true,
-        root_bridges: &plan.root_bridges(),
+        root_bridges: &root_bridges,
         nodes: &numa::acpi_nodes(design.spec.numa.as_ref(), &design.spec.processors, plan),
     })?;
     for (at, bytes) in tables {

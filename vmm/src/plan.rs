@@ -70,6 +70,16 @@ impl MachinePlan {
         bridges.map(|(index, (root, uid))| self.root_bridge(index, uid, root)).collect()
     }
 
+    /// Device numbers of the first root bus that nobody has. 0 is left alone: software takes it for the host bridge.
+    #[must_use]
+    pub fn free_root_numbers(&self) -> Vec<u8> {
+        let taken = |number: u8| {
+            let functions = self.pci.functions.iter().filter(|function| function.on == Parent::RootComplex(0));
+            functions.map(|function| function.at.bdf.devfn().device()).any(|device| device == number)
+        };
+        (1..32).filter(|number| !taken(*number)).collect()
+    }
+
     /// Where the configuration space of each function lies in ECAM.
     #[must_use]
     pub fn ecam_addresses(&self) -> BTreeMap<u64, FunctionId> {
@@ -105,6 +115,7 @@ impl MachinePlan {
             mem64: ranges(&root.mem64),
             io: root.io.map(|(first, last)| Range { start: u64::from(first), end: u64::from(last) + 1 }),
             proximity: root.node,
+            slots: Vec::new(),
             prt: devices.iter().flat_map(|device| PrtEntry::of_device(*device)).collect(),
         }
     }

@@ -18,6 +18,7 @@ use crate::driver::{End, Ending};
 use crate::kvm::{EdgeLine, Vm};
 use crate::machine::Surroundings;
 use crate::pci_bus::{ConfigPorts, PciBus};
+use crate::root_slots::RootSlots;
 
 // DSDT and the registers mean the same.
 const _: () = {
@@ -34,6 +35,7 @@ pub fn wire(
     ending: &Arc<Ending>,
     pci: &Arc<PciBus>,
     hot_plug: &Arc<HotPlugRegisters>,
+    root_slots: Option<&Arc<RootSlots>>,
 ) -> Result<(IoManager, Arc<Serial>), PortsError> {
     let mut bus = Bus(IoManager::new());
     let power: Arc<dyn PowerSink> = {
@@ -60,6 +62,9 @@ pub fn wire(
     if config.debug_exit {
         // Guests made for QEMU write 1, 2 or 4 bytes.
         bus.add(ports::DEBUG_EXIT, 4, "debug exit", DebugExit::new(power))?;
+    }
+    if let Some(root_slots) = root_slots {
+        bus.add_shared(ports::ROOT_SLOTS, ports::ROOT_SLOTS_LEN, "root bus slots", Arc::clone(root_slots) as _)?;
     }
     if let Some(sink) = &surroundings.debug_console {
         bus.add(ports::DEBUG_CONSOLE, 1, "debug console", DebugConsole::new(Arc::clone(sink)))?;

@@ -10,8 +10,10 @@ use api::channel::{Inbox, channel};
 use api::command::{Command, Reply};
 use api::config::{Policy, ResetPolicy, VmConfig};
 use api::error::{ApiError, ErrorKind};
+use api::events::Event;
 use api::http::{Limits, ServeError as ServerError, Server};
 use api::info::{Phase, Published, VmInfo};
+use devices::legacy::PowerEvent;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
@@ -24,7 +26,7 @@ use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
 use crate::spec::SpecError;
-use crate::vcpu::Named;
+use crate::vcpu::{Ended, Named};
 use crate::waiting::{Boot, Waiting};
 use crate::working_set;
 
@@ -181,19 +183,22 @@ impl State<'_> {
             .and_then(|(ground, guest)| guest.run(ground, promised, self.options, Some(&mut service)));
         let Service { starter, enders, after, .. } = service;
         let code = match ended {
-            Ok(end) => match after {
-                After::Nothing => Some(exit_code(end)),
-                After::Exit => Some(exit_code::POWER_OFF),
-                After::Created => {
-                    self.vm = Some(again);
-                    self.publish(Phase::Created);
-                    None
+            Ok(end) => {
+                self.tell_end(end);
+                match after {
+                    After::Nothing => Some(exit_code(end)),
+                    After::Exit => Some(exit_code::POWER_OFF),
+                    After::Created => {
+                        self.vm = Some(again);
+                        self.publish(Phase::Created);
+                        None
+                    }
+                    After::Absent => {
+                        self.published.set(None);
+                        None
+                    }
                 }
-                After::Absent => {
-                    self.published.set(None);
-                    None
-                }
-            },
+            }
             Err(error) => {
                 let signal = self.signals.take();
                 // A machine that could not be started is still there to be started again.
@@ -221,6 +226,24 @@ impl State<'_> {
         };
         enders.into_iter().for_each(|reply| reply.send(Ok(())));
         Ok(code)
+    }
+
+    /// Tells those who listen why the guest ended.
+    fn tell_end(&self, end: End) {
+        let why = match end {
+            End::Power(PowerEvent::PowerOff) => "the guest powered off".to_owned(),
+            End::Power(PowerEvent::Reset) | End::Reboot => "the guest reset itself".to_owned(),
+            End::Power(PowerEvent::Exit(value)) => format!("the guest wrote {value} to the debug exit port"),
+            End::Vcpu(Ended::TripleFault) => "triple fault: the guest's processor had no way to go on".to_owned(),
+            End::Vcpu(Ended::Broken { id, what, code, at }) => format!("vCPU {id} at {at:#x}: {what} {code:#x}"),
+            End::Signal(signal) => format!("signal {signal}"),
+            End::Escape => "it was ended from the terminal".to_owned(),
+            End::Command => "a client asked for it".to_owned(),
+        };
+        if matches!(end, End::Vcpu(_)) {
+            self.published.events().tell(Event::GuestPanic(why.clone()));
+        }
+        self.published.events().tell(Event::Ended(why));
     }
 
     fn obey(&mut self, command: Command) -> Option<u8> {
@@ -266,17 +289,24 @@ impl State<'_> {
         command.refuse(refusal.within(name));
     }
 
-    fn add(&mut self, command: Command, mut config: VmConfig) {
+    fn add(&mut self, mut command: Command, mut config: VmConfig) {
         if let Ok(policy) = &self.policy {
             config.devices.iter_mut().for_each(|device| policy.complete(device));
         }
         let Some(vm) = &mut self.vm else { return };
-        match vm.change(config) {
+        let changed = additions::take_taps(&mut command, &mut config, &vm.backends).map_err(RunError::from);
+        let name = changed.as_ref().ok().cloned().flatten();
+        match changed.and_then(|_| vm.change(config)) {
             Ok(()) => {
                 self.publish(Phase::Created);
                 additions::done(command);
             }
-            Err(error) => command.refuse(ApiError::from_error(kind(&error), &error)),
+            Err(error) => {
+                if let Some(name) = name {
+                    vm.backends.close(&name);
+                }
+                command.refuse(ApiError::from_error(kind(&error), &error));
+            }
         }
     }
 

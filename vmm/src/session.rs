@@ -1,15 +1,18 @@
 //! Answers commands while a machine runs, and follows devices that come and go.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
 use api::channel::Inbox;
-use api::command::{Command, Reply, Resize};
+use api::command::{Added, Command, Reply, Resize};
 use api::config::{Policy, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::info::{Phase, Published, VmInfo};
 
+use pci::topology::Name;
+
+use crate::additions;
 use crate::changes::Changes;
 use crate::driver::{Attendant, End};
 use crate::hotplug::HotPlug;
@@ -17,6 +20,7 @@ use crate::inject;
 use crate::listing;
 use crate::machine::{Design, Machine};
 use crate::resize::Resizer;
+use crate::spec::Virtio;
 
 /// What shall follow the end of a guest that a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -90,26 +94,19 @@ impl<'a, 's> Session<'a, 's> {
     }
 
     fn publish(&self, phase: Phase) {
-        self.service.published.set(Some(VmInfo {
-            config: self.sized_config(),
-            phase,
-            progress: None,
-            memory: self.resizer.memory(),
-            devices: listing::devices(self.machine, &self.hotplug),
-        }));
+        let (cpus, memory) = (self.resizer.cpus(), self.resizer.memory());
+        let devices = listing::devices(self.machine, &self.hotplug);
+        // What came and went since the start is in what was told before.
+        let mut config = self.service.published.get().map_or_else(|| self.config.clone(), |info| info.config.clone());
+        config.cpus.count = cpus;
+        self.service.published.set(Some(VmInfo { config, phase, progress: None, memory, devices }));
     }
 
-    /// The configuration, with the processors that there are: clients take their number for that of the moment.
-    fn sized_config(&self) -> VmConfig {
-        let mut config = self.config.clone();
-        config.cpus.count = self.resizer.cpus();
-        config
-    }
-
+    /// Clients take the number of processors for that of the moment.
     fn publish_size(&self) {
-        let (config, memory) = (self.sized_config(), self.resizer.memory());
+        let (cpus, memory) = (self.resizer.cpus(), self.resizer.memory());
         self.service.published.update(|info| {
-            info.config.cpus = config.cpus;
+            info.config.cpus.count = cpus;
             info.memory = memory;
         });
     }
@@ -163,6 +160,22 @@ impl<'a, 's> Session<'a, 's> {
                 reply.send(added.map(|id| listing::device(self.machine, &self.hotplug, &id)).map_err(|error| error.for_client()));
                 self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
             }
+            Command::AddDisk { config, reply } => {
+                let id = config.id.clone();
+                self.add_virtio(Virtio::Disk(*config), id, Vec::new(), reply);
+            }
+            Command::AddNet { config, taps, reply } => {
+                let id = config.id.clone();
+                self.add_virtio(Virtio::Net(*config), id, taps, reply);
+            }
+            Command::AddFs { config, reply } => {
+                let id = config.id.clone();
+                self.add_virtio(Virtio::Folder(*config), id, Vec::new(), reply);
+            }
+            Command::AddVsock { config, reply } => {
+                let id = config.id.clone();
+                self.add_virtio(Virtio::Vsock(*config), id, Vec::new(), reply);
+            }
             Command::RemoveDevice { id, reply } => {
                 reply.send(self.hotplug.remove(self.machine, &id, Instant::now()).map_err(|error| error.for_client()));
                 self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
@@ -172,7 +185,6 @@ impl<'a, 's> Session<'a, 's> {
             Command::Counters { reply } => reply.send(Ok(self.machine.counters().for_client())),
             other => {
                 let why = match &other {
-                    Command::AddDisk { .. } => "disks cannot be added while the guest runs",
                     _ => "this build has no such device",
                 };
                 let what = format!("{}: {why}", other.name());
@@ -180,6 +192,15 @@ impl<'a, 's> Session<'a, 's> {
             }
         }
         None
+    }
+
+    fn add_virtio(&mut self, device: Virtio, id: Option<String>, taps: Vec<OwnedFd>, reply: Reply<Added>) {
+        let added = self.hotplug.add_virtio(self.machine, device.clone(), id.as_deref(), taps);
+        if let Ok(name) = &added {
+            self.service.published.update(|info| additions::note(&mut info.config, device, name));
+        }
+        reply.send(added.map(|id| listing::device(self.machine, &self.hotplug, &id)).map_err(|error| error.for_client()));
+        self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
     }
 
     fn resize(&mut self, to: Resize) -> Result<(), ApiError> {
@@ -208,7 +229,12 @@ impl Attendant for Session<'_, '_> {
         }
         let moved = self.hotplug.follow(self.machine, Instant::now());
         if moved {
+            let there = |id: &str| self.hotplug.endpoint(&Name::from(id)).is_some();
+            self.service.published.update(|info| additions::forget(&mut info.config, there));
             self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
+        }
+        for failure in self.hotplug.take_failures() {
+            self.service.published.events().tell(failure);
         }
         while let Some(command) = self.service.inbox.next() {
             if let Some(end) = self.obey(command) {

@@ -38,6 +38,8 @@ pub struct PcieConfig {
     pub hotplug_mem32: Option<Size>,
     /// How devices leave hot-plug ports.
     pub removal: Removal,
+    /// Devices that name no port can come to free device numbers of the first root bus while the guest runs, by ACPI.
+    pub root_hot_plug: bool,
 }
 
 impl Default for PcieConfig {
@@ -57,6 +59,7 @@ impl Default for PcieConfig {
             hotplug_mem: None,
             hotplug_mem32: None,
             removal: Removal::default(),
+            root_hot_plug: false,
         }
     }
 }
@@ -199,6 +202,7 @@ impl fmt::Display for PcieConfig {
         if self.removal != Removal::default() {
             pairs.pair("removal", &self.removal)?;
         }
+        pairs.switch("root-hot-plug", self.root_hot_plug, false)?;
         Ok(())
     }
 }
@@ -216,7 +220,7 @@ mod tests {
             "topology=root-ports,cf8=on",
             "flat",
             "mirror=off,root-ports=200,switches=8,switch-ports=16,hot-plug=switch-port,hotplug-mem=256G,hotplug-mem32=64M",
-            "root_ports=4,hot-plug=no-port,removal=orderly",
+            "root_ports=4,hot-plug=no-port,removal=orderly,root-hot-plug=on",
             "switch,switches=2,switch-ports=2",
             "cold-plug=bridge-port,hot-plug=bridge-port",
             "cold_plug=no-port",

@@ -218,6 +218,7 @@ impl Policy {
     #[must_use]
     pub fn base(&self) -> VmConfig {
         let mut base = VmConfig { pcie: self.pcie, cdi_dirs: self.cdi_dirs.clone(), ..VmConfig::default() };
+        base.pcie.root_hot_plug |= self.hot_plug == HotPlugPlace::Bus0;
         base.memory.hugepages = self.hugepage_size;
         base.memory.prefault_threads = self.prefault_threads;
         base

@@ -38,10 +38,11 @@ const fn state(phase: Phase) -> &'static str {
     }
 }
 
-fn progress(progress: &Progress) -> Value {
+/// How far a long step is.
+#[must_use]
+pub fn progress(progress: &Progress) -> Value {
     let Progress { step, done, total } = progress;
-    let percent = if *total == 0 { 100 } else { u128::from(*done.min(total)) * 100 / u128::from(*total) };
-    json!({ "step": step.to_string(), "done": done, "total": total, "percent": u64::try_from(percent).unwrap_or(100) })
+    json!({ "step": step.to_string(), "done": done, "total": total, "percent": progress.percent() })
 }
 
 fn device_node(device: &DeviceInfo) -> Value {
@@ -71,8 +72,8 @@ fn config(config: &VmConfig) -> Value {
     put("disks", Some(config.disks.iter().map(disk::write).collect()));
     put("net", Some(config.nets.iter().map(net::write).collect()));
     put("devices", Some(config.devices.iter().filter_map(device).collect()));
-    put("fs", Some(config.filesystems.iter().map(filesystem).collect()));
-    put("vsock", config.vsock.as_ref().map(vsock));
+    put("fs", Some(config.filesystems.iter().map(fs_body).collect()));
+    put("vsock", config.vsock.as_ref().map(vsock_body));
     put("rng", config.rng.as_ref().map(|rng| json!({ "src": rng.source.to_string_lossy(), "pci_segment": 0 })));
     put("balloon", config.balloon.as_ref().map(balloon));
     put("serial", Some(output(&config.serial)));
@@ -148,7 +149,9 @@ fn device(device: &DeviceConfig) -> Option<Value> {
     Some(value)
 }
 
-fn filesystem(fs: &crate::config::FsConfig) -> Value {
+/// A shared folder in vm.info and in the body of vm.add-fs.
+#[must_use]
+pub fn fs_body(fs: &crate::config::FsConfig) -> Value {
     let mut value = json!({
         "tag": fs.tag,
         "socket": fs.socket.to_string_lossy(),
@@ -162,7 +165,9 @@ fn filesystem(fs: &crate::config::FsConfig) -> Value {
     value
 }
 
-fn vsock(vsock: &crate::config::VsockConfig) -> Value {
+/// The socket device in vm.info and in the body of vm.add-vsock.
+#[must_use]
+pub fn vsock_body(vsock: &crate::config::VsockConfig) -> Value {
     let mut value = json!({ "cid": vsock.cid, "socket": vsock.socket.to_string_lossy(), "pci_segment": 0 });
     if let Some(map) = value.as_object_mut() {
         disk::put(map, "id", vsock.id.as_deref());

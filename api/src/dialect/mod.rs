@@ -19,9 +19,9 @@ mod small;
 pub use create::create;
 pub use device::{add_device, add_user_device, device_body};
 pub use disk::{add_disk, disk_body};
-pub use info::vm_info;
+pub use info::{fs_body, progress, vm_info, vsock_body};
 pub use json::Notes;
-pub use net::add_net;
+pub use net::{add_net, net_body};
 pub use reply::{added, counters, injection, listing, ping};
 pub use small::{add_fs, add_vsock, inject_error, remove_device, resize};
 

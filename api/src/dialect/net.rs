@@ -86,6 +86,16 @@ pub fn add_net(body: &[u8], descriptors: usize, notes: &Notes) -> Result<NetConf
     }
 }
 
+/// A body of vm.add-net that means `net`, as far as the dialect can say it.
+#[must_use]
+pub fn net_body(net: &NetConfig) -> Value {
+    let mut body = write(net);
+    if let (Some(map), None) = (body.as_object_mut(), net.mac) {
+        map.remove("mac");
+    }
+    body
+}
+
 /// An interface in vm.info.
 pub(super) fn write(net: &NetConfig) -> Value {
     let mut value = json!({

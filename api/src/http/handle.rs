@@ -11,7 +11,11 @@ use crate::command::{Added, Answer, Command, Reply as To};
 use crate::config::VmConfig;
 use crate::dialect::{self, Notes};
 use crate::error::{ApiError, ErrorKind};
+use crate::events::Event;
 use crate::info::Published;
+
+/// The description of the API, as it is served.
+pub const DOCUMENT: &str = include_str!("../../openapi.yaml");
 
 /// What requests are served from. Shared by all connections.
 #[derive(Debug)]
@@ -43,7 +47,15 @@ impl Service {
 
     async fn call(&self, endpoint: Endpoint, body: &[u8], descriptors: Vec<OwnedFd>) -> Reply {
         let notes = &self.notes;
-        let needs_vm = !matches!(endpoint, Endpoint::Ping | Endpoint::VmmShutdown | Endpoint::Create | Endpoint::Unsupported(_));
+        let needs_vm = !matches!(
+            endpoint,
+            Endpoint::Ping
+                | Endpoint::VmmShutdown
+                | Endpoint::Create
+                | Endpoint::Events
+                | Endpoint::Document
+                | Endpoint::Unsupported(_)
+        );
         let info = self.published.get();
         if needs_vm && info.is_none() {
             return Reply::Error(ApiError::no_vm());
@@ -51,6 +63,8 @@ impl Service {
         match endpoint {
             Endpoint::Ping => Reply::Json(dialect::ping()),
             Endpoint::Info => info.map_or_else(|| Reply::Error(ApiError::no_vm()), |info| Reply::Json(dialect::vm_info(&info))),
+            Endpoint::Document => Reply::Document(DOCUMENT),
+            Endpoint::Events => self.events(),
             Endpoint::Unsupported(name) => Reply::Error(ApiError::unsupported(name)),
             Endpoint::Create => match dialect::create(body, &self.base, notes) {
                 Ok(config) => self.ask(|reply| Command::Create { config: Box::new(config), reply }).await.into(),
@@ -96,6 +110,17 @@ impl Service {
                 Err(error) => Reply::Error(error),
             },
         }
+    }
+
+    /// What happens from now on, after what holds at this moment.
+    fn events(&self) -> Reply {
+        // In this order: what comes in between is told twice rather than not at all.
+        let listener = self.published.events().listen();
+        let info = self.published.get();
+        let phase = info.as_ref().map_or_else(|| "absent".to_owned(), |info| info.phase.to_string());
+        let mut first = vec![Event::Phase(phase).json()];
+        first.extend(info.and_then(|info| info.progress).map(|progress| Event::Progress(progress).json()));
+        Reply::Events(first, listener)
     }
 
     /// The command that adds what `body` describes.

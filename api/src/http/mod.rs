@@ -8,6 +8,7 @@
 //! | which request is for whom? | `routes` |
 //! | what is done with it? | `handle` |
 //! | what does a reply look like, to the byte? | `reply` |
+//! | how does a reply go on as events happen? | `body` |
 //!
 //! One thread, `api`, serves all connections and never works on the machine: it hands commands to the core and answers
 //! `vmm.ping` and `vm.info` from what was published last. Parsing and framing are hyper's, on a runtime of this thread alone.
@@ -18,6 +19,7 @@
 //! are blocked; [`crate::info::Published::set`] and `update` before each reply that a client may follow with vm.info; at the
 //! end, drop the inbox and the replies that are open, then [`Server::close`].
 
+mod body;
 mod handle;
 mod reply;
 mod routes;
@@ -25,5 +27,6 @@ pub mod server;
 pub mod socket;
 mod transport;
 
+pub use handle::DOCUMENT;
 pub use server::{Limits, ServeError, Server};
 pub use socket::{ListenError, Listening};

@@ -11,16 +11,22 @@ use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, SERVER};
 use hyper::{Response, StatusCode};
 use serde_json::Value;
 
+use super::body::Body;
 use crate::dialect::json;
 use crate::error::ApiError;
+use crate::events::Listener;
 
 /// A reply, before it is written.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(super) enum Reply {
     /// Done, nothing to say.
     Done,
     /// Done, with a body.
     Json(Value),
+    /// The description of the API itself.
+    Document(&'static str),
+    /// Lines of JSON as events happen, from those that are known already.
+    Events(Vec<Value>, Listener),
     /// Not done.
     Error(ApiError),
     /// No such path.
@@ -36,8 +42,10 @@ pub(super) enum Reply {
 
 impl Reply {
     /// In HTTP; `close` if no more requests of the connection are read.
-    pub(super) fn response(self, close: bool) -> Response<Full<Bytes>> {
+    pub(super) fn response(self, close: bool) -> Response<Body> {
         let (status, body, allow) = match self {
+            Self::Document(text) => return with_type(Body::Whole(Full::new(text.into())), "application/yaml", close),
+            Self::Events(first, listener) => return with_type(Body::events(first, listener), "application/x-ndjson", close),
             Self::Done => (204, None, None),
             Self::Json(value) => (200, Some(value), None),
             Self::Error(error) => (error.kind.status(), Some(error.chain.into()), None),
@@ -47,7 +55,7 @@ impl Reply {
         let body: Option<Value> = body;
         let has_body = body.is_some();
         let bytes = body.map_or_else(Bytes::new, |value| json::ascii(&value).into());
-        let mut response = Response::new(Full::new(bytes));
+        let mut response = Response::new(Body::Whole(Full::new(bytes)));
         *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         response.extensions_mut().insert(ReasonPhrase::from_static(b""));
         let headers = response.headers_mut();
@@ -61,6 +69,16 @@ impl Reply {
         }
         response
     }
+}
+
+fn with_type(body: Body, content: &'static str, close: bool) -> Response<Body> {
+    let mut response = Response::new(body);
+    response.extensions_mut().insert(ReasonPhrase::from_static(b""));
+    let headers = response.headers_mut();
+    headers.insert(SERVER, HeaderValue::from_static("Banyan"));
+    headers.insert(CONNECTION, HeaderValue::from_static(if close { "close" } else { "keep-alive" }));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content));
+    response
 }
 
 impl<T: Into<Reply>> From<Result<T, ApiError>> for Reply {

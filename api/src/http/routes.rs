@@ -19,6 +19,8 @@ pub(super) enum Endpoint {
     Resume,
     Info,
     Counters,
+    Events,
+    Document,
     Devices,
     Resize,
     AddDevice,
@@ -49,6 +51,8 @@ const TABLE: &[(&str, Method, Endpoint)] = &[
     ("vm.resume", Method::PUT, Endpoint::Resume),
     ("vm.info", Method::GET, Endpoint::Info),
     ("vm.counters", Method::GET, Endpoint::Counters),
+    ("vm.events", Method::GET, Endpoint::Events),
+    ("openapi.yaml", Method::GET, Endpoint::Document),
     ("vm.devices", Method::GET, Endpoint::Devices),
     ("vm.resize", Method::PUT, Endpoint::Resize),
     ("vm.add-device", Method::PUT, Endpoint::AddDevice),
@@ -90,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_path_is_known_by_its_whole_name_under_the_prefix() {
-        assert_eq!(find(&Method::GET, "/api/v1/vmm.ping"), Ok(Endpoint::Ping));
+        assert!(matches!(find(&Method::GET, "/api/v1/vmm.ping"), Ok(Endpoint::Ping)));
         for path in
             ["/", "", "*", "/api/v1/", "/api/v1", "/vmm.ping", "/api/v2/vmm.ping", "/api/v1/vmm.ping/", "/api/v1/vm.Create"]
         {
@@ -99,10 +103,27 @@ mod tests {
     }
 
     #[test]
+    fn the_document_describes_every_endpoint_and_nothing_else() {
+        let document = include_str!("../../openapi.yaml");
+        let paths = document.split_once("\npaths:\n").unwrap().1.split_once("\ncomponents:\n").unwrap().0;
+        let mut described = Vec::new();
+        let mut lines = paths.lines().peekable();
+        while let Some(line) = lines.next() {
+            if let Some(name) = line.strip_prefix("  /").and_then(|name| name.strip_suffix(':')) {
+                described.push((name.to_owned(), lines.peek().unwrap().trim().trim_end_matches(':').to_ascii_uppercase()));
+            }
+        }
+        described.sort();
+        let mut known: Vec<_> = TABLE.iter().map(|(name, verb, _)| ((*name).to_owned(), verb.to_string())).collect();
+        known.sort();
+        assert_eq!(described, known);
+    }
+
+    #[test]
     fn a_wrong_verb_is_answered_with_the_right_one() {
         for (name, verb, endpoint) in TABLE {
             let path = format!("{PREFIX}{name}");
-            assert_eq!(find(verb, &path), Ok(*endpoint));
+            assert!(matches!(find(verb, &path), Ok(found) if found == *endpoint));
             for wrong in [Method::POST, Method::HEAD, Method::DELETE, Method::OPTIONS] {
                 let reply = find(&wrong, &path);
                 assert!(matches!(reply, Err(Reply::WrongVerb { allow, .. }) if allow == verb.as_str()), "{wrong} {path}");

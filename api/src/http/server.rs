@@ -12,8 +12,8 @@ use std::task::Poll;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Body, Bytes, Incoming as IncomingBody};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body as _, Incoming as IncomingBody};
 use hyper::header::CONNECTION;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -24,6 +24,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
+use super::body::Body;
 use super::handle::{Request, Service, too_many_descriptors};
 use super::reply::Reply;
 use super::socket::{ListenError, Listening};
@@ -174,6 +175,7 @@ impl Serving {
             .await
         };
         self.closing.set(true);
+        self.service.published.events().close();
         for connection in self.connections.borrow().iter() {
             connection.leave(Leave::AfterReply);
         }
@@ -257,7 +259,7 @@ impl Serving {
         self.changed.notify_one();
     }
 
-    async fn answer(&self, request: hyper::Request<IncomingBody>, incoming: &Incoming) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: hyper::Request<IncomingBody>, incoming: &Incoming) -> Response<Body> {
         incoming.begun();
         let (head, body) = request.into_parts();
         let mut close = wants_close(&head);

@@ -403,6 +403,20 @@ pub enum PlugError {
         /// The port.
         port: Name,
     },
+    /// No such root complex.
+    #[error("there is no root complex {root}")]
+    NoRoot {
+        /// Asked for.
+        root: usize,
+    },
+    /// A device number of a root bus that is in use.
+    #[error("`{function}` cannot be {at} on the root bus: a device is there")]
+    RootTaken {
+        /// Which.
+        function: Name,
+        /// Where it wants to be.
+        at: Devfn,
+    },
     /// An id that is in use or was never given.
     #[error("`{function}` has id {id}, which is not a fresh one: ask for the next id")]
     Id {

@@ -8,6 +8,7 @@ mod hotplug;
 mod inject;
 mod listing;
 mod reach;
+mod root_bus;
 #[cfg(test)]
 mod tests;
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use api::config::flags::{FlagError, FlagProblem};
-use api::config::{DeviceConfig, DiskConfig, Size};
+use api::config::{DeviceConfig, DiskConfig, FsConfig, NetConfig, Size, VsockConfig};
 use clap::{Args, Subcommand, ValueHint};
 use pci::errors::PcieError;
 
@@ -37,6 +37,28 @@ pub enum CtlCommand {
     List,
     /// Print counters, such as exits by kind
     Counters,
+    /// Print what happens to the machine, until the process ends or nobody reads
+    Events,
+    /// Print the description of the HTTP API (OpenAPI)
+    Openapi,
+    /// Add a network interface of a tap of the host; written as for `banyan run --net`
+    AddNet {
+        /// The interface
+        #[arg(value_name = "NET", value_parser = boxed::<NetConfig>)]
+        net: Box<NetConfig>,
+    },
+    /// Add a shared folder that a vhost-user process serves; written as for `banyan run --fs`
+    AddFs {
+        /// The folder
+        #[arg(value_name = "FS", value_parser = boxed::<FsConfig>)]
+        fs: Box<FsConfig>,
+    },
+    /// Add the socket device; written as for `banyan run --vsock`
+    AddVsock {
+        /// The device
+        #[arg(value_name = "VSOCK", value_parser = boxed::<VsockConfig>)]
+        vsock: Box<VsockConfig>,
+    },
     /// Create a machine from a file with the JSON body of vm.create
     ///
     /// For a process that was started as `banyan --api-socket PATH`; `boot` then starts it. The body is that of Cloud
@@ -73,7 +95,7 @@ pub enum CtlCommand {
         #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, num_args = 1..=8, required = true)]
         functions: Vec<DeviceConfig>,
     },
-    /// Add a disk (refused: disks are there from the start)
+    /// Add a disk
     AddDisk {
         /// The disk, as for `banyan run --disk`
         #[arg(value_name = "DISK", value_parser = boxed::<DiskConfig>)]

@@ -26,6 +26,12 @@ const STANDARD_INPUT: &str = "-";
 
 /// `banyan ctl`.
 pub fn run(options: &CtlOptions, out: &mut dyn Write) -> Result<(), CtlError> {
+    if options.command == CtlCommand::Events {
+        return events(options, out);
+    }
+    if options.command == CtlCommand::Openapi {
+        return print(out, api::http::DOCUMENT);
+    }
     let (verb, name, body) = call(&options.command)?;
     let reply = Client::connect(&options.api_socket)?.call(verb, name, body.as_ref())?;
     let text = match reply {
@@ -33,11 +39,31 @@ pub fn run(options: &CtlOptions, out: &mut dyn Write) -> Result<(), CtlError> {
         Some(reply) if options.json => format!("{reply:#}\n"),
         Some(reply) => show::reply(name, &reply),
     };
+    print(out, &text)
+}
+
+fn print(out: &mut dyn Write, text: &str) -> Result<(), CtlError> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         // A reader such as head(1) that has seen enough is no error.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CtlError::Print(error)),
         _ => Ok(()),
     }
+}
+
+/// Prints events as they happen.
+fn events(options: &CtlOptions, out: &mut dyn Write) -> Result<(), CtlError> {
+    let mut printed = Ok(());
+    Client::connect(&options.api_socket)?.listen("vm.events", |event| {
+        let line = if options.json { format!("{event}\n") } else { show::event(&event) };
+        let done = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+        let go_on = done.is_ok();
+        printed = match done {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CtlError::Print(error)),
+            _ => Ok(()),
+        };
+        go_on
+    })?;
+    printed
 }
 
 /// The call that a command stands for.
@@ -58,6 +84,11 @@ fn call(command: &CtlCommand) -> Result<(Verb, &'static str, Option<Value>), Ctl
         CtlCommand::Shutdown => (Verb::Put, "vmm.shutdown", None),
         CtlCommand::AddDevice { functions } => (Verb::Put, "vm.add-device", Some(dialect::device_body(functions))),
         CtlCommand::AddDisk { disk } => (Verb::Put, "vm.add-disk", Some(dialect::disk_body(disk))),
+        CtlCommand::AddNet { net } => (Verb::Put, "vm.add-net", Some(dialect::net_body(net))),
+        CtlCommand::AddFs { fs } => (Verb::Put, "vm.add-fs", Some(dialect::fs_body(fs))),
+        CtlCommand::AddVsock { vsock } => (Verb::Put, "vm.add-vsock", Some(dialect::vsock_body(vsock))),
+        CtlCommand::Events => (Verb::Get, "vm.events", None),
+        CtlCommand::Openapi => (Verb::Get, "openapi.yaml", None),
         CtlCommand::RemoveDevice { id } => (Verb::Put, "vm.remove-device", Some(json!({ "id": id }))),
         CtlCommand::InjectError { at, error } => {
             (Verb::Put, "vm.inject-error", Some(json!({ "at": at, "error": error.to_string() })))

@@ -32,6 +32,22 @@ fn injection(reply: &Value) -> String {
     }
 }
 
+/// An event in one line.
+pub(super) fn event(event: &Value) -> String {
+    let mut line = word(&event["event"]);
+    for key in ["phase", "step", "id", "kind", "bdf", "pci_path", "why", "count"] {
+        if let Some(value) = event.get(key) {
+            let _ = write!(line, " {}", word(value));
+        }
+    }
+    if event.get("percent").is_some() {
+        let (done, total) = (size(&event["done"]), size(&event["total"]));
+        let _ = write!(line, " {} % ({done} of {total})", word(&event["percent"]));
+    }
+    // What the other side sends does not break the terminal.
+    line.replace(char::is_control, "?") + "\n"
+}
+
 /// A value in one word.
 fn word(value: &Value) -> String {
     match value {

@@ -144,6 +144,12 @@ impl Factory {
         Ok(Endpoint { name: order.name.to_owned(), function, bus_master, hardware, bars })
     }
 
+    /// What virtio devices use of the host.
+    #[must_use]
+    pub fn backends(&self) -> &Backends {
+        &self.backends
+    }
+
     /// The DMA domain, once a host function has been made.
     #[must_use]
     pub fn domain(&self) -> Option<Arc<Domain>> {

@@ -8,7 +8,7 @@ use pci::address::{Devfn, HostBdf};
 use pci::bar::BarSpec;
 use pci::function::{FunctionId, Shared};
 use pci::hierarchy::{Newcomer, PortInfo, PortList};
-use pci::intx;
+use pci::intx::{self, IntxRoute};
 
 use super::HotPlugError;
 use crate::cdi;
@@ -16,6 +16,7 @@ use crate::changes::Added;
 use crate::effects::Endpoint;
 use crate::endpoints::{Factory, FunctionError, Order};
 use crate::pci_bus::PciBus;
+use crate::root_slots::RootSlots;
 
 /// The functions of the device that somebody asked for, with their numbers. A CDI name stands for functions of the host,
 /// which are one device here if they are one there; they keep their numbers then.
@@ -130,9 +131,49 @@ pub(super) fn plug(pci: &PciBus, factory: &mut Factory, port: &PortInfo, device:
     Ok(())
 }
 
+/// Makes a device of one function and puts it on the root bus at its number. Its BARs are left to the guest.
+pub(super) fn plug_on_root(
+    pci: &PciBus,
+    factory: &mut Factory,
+    slots: &RootSlots,
+    device: &Added,
+    tell: bool,
+) -> Result<(), HotPlugError> {
+    let (Some(number), [function]) = (device.root_number, device.functions.as_slice()) else { return Err(HotPlugError::Nothing) };
+    let at = Devfn::new(number, 0);
+    let id = pci.change(|tree| tree.hierarchy.next_id());
+    let pin = function.spec.interrupt_pin.checked_sub(1);
+    let gsi = pin.map(|pin| intx::gsi(IntxRoute { root_complex: 0, device: number, pin }));
+    let (name, endpoint, bars) = (function.name.0.as_str(), &function.endpoint, function.spec.bars);
+    let made = factory.make(&Order { name, id, endpoint, bars, gsi, placement: Placement::RootBus })?;
+    factory.attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
+    let domain = factory.domain();
+    let newcomer = Newcomer { id, name: function.name.clone(), at, function: Shared::clone(&made.function), mirrored: false };
+    pci.change(|tree| {
+        tree.mapper.set_domain(domain);
+        tree.mapper.add(id, made);
+        let plugged = tree.hierarchy.plug_root(0, newcomer, &mut tree.effects);
+        if plugged.is_err() {
+            tree.mapper.remove(id);
+        }
+        plugged
+    })?;
+    slots.put(number, id, function.name.clone(), tell);
+    Ok(())
+}
+
 /// Puts devices back that came before a reset, where they were, with BARs in the windows of their ports. No guest runs.
-pub(crate) fn restore(pci: &PciBus, factory: &mut Factory, added: &[Added]) -> Result<(), HotPlugError> {
+pub(crate) fn restore(
+    pci: &PciBus,
+    factory: &mut Factory,
+    added: &[Added],
+    slots: Option<&RootSlots>,
+) -> Result<(), HotPlugError> {
     for device in added {
+        if let (Some(_), Some(slots)) = (device.root_number, slots) {
+            plug_on_root(pci, factory, slots, device, false)?;
+            continue;
+        }
         let port = pci.change(|tree| tree.hierarchy.ports().find(|port| port.name == device.port));
         let port = port.ok_or_else(|| HotPlugError::NoPort { wanted: device.port.to_string(), ports: PortList::default() })?;
         plug(pci, factory, &port, device)?;

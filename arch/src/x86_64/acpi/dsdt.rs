@@ -9,7 +9,7 @@ use acpi_tables::{Aml, AmlSink, sdt::Sdt};
 use crate::memory_map::{MemoryMap, Range};
 use crate::ports;
 
-use super::{AcpiInputs, events, pci_root};
+use super::{AcpiInputs, events, pci_root, slots};
 
 /// Revision 2 and later: integers have 64 bits.
 const REVISION: u8 = 2;
@@ -24,6 +24,7 @@ pub(super) fn dsdt(inputs: &AcpiInputs<'_>) -> Sdt {
             &events::Events(inputs),
             &EcamReservation(inputs.map),
             &pci_root::RootBridges(inputs.root_bridges),
+            &slots::RootSlots(inputs.root_bridges),
         ],
     )
     .to_aml_bytes(&mut body);

@@ -17,6 +17,7 @@ mod fadt;
 mod madt;
 mod pci_root;
 mod slit;
+mod slots;
 mod srat;
 
 const OEM_ID: [u8; 6] = *b"BANYAN";
@@ -61,6 +62,8 @@ pub struct RootBridge {
     pub io: Option<Range>,
     /// Memory node it is near to, `_PXM`. The node must be among [`AcpiInputs::nodes`].
     pub proximity: Option<u32>,
+    /// Device numbers where devices may come while the guest runs. Of one root bridge alone.
+    pub slots: Vec<u8>,
     /// INTx of the devices on the root bus; those behind bridges arrive here swizzled ([`pci::intx::swizzle`]).
     pub prt: Vec<PrtEntry>,
 }

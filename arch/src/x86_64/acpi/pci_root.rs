@@ -10,6 +10,7 @@ use acpi_tables::{Aml, AmlSink};
 
 use crate::memory_map::Range;
 
+use super::slots::Slots;
 use super::{PrtEntry, Raw, RootBridge, numbered};
 
 /// `_OSC` of a PCI host bridge.
@@ -70,6 +71,8 @@ fn root_bridge(sink: &mut dyn AmlSink, index: usize, bridge: &RootBridge, prt: O
     let mut children: Vec<&dyn Aml> = vec![&hid, &cid, &uid, &segment, &first_bus, &resources, &osc];
     children.extend(proximity.as_ref().map(|proximity| proximity as &dyn Aml));
     children.extend(prt.as_ref().map(|prt| prt as &dyn Aml));
+    let slots = Slots(bridge);
+    children.push(&slots);
     Device::new(Path::new(&numbered('P', index)), children).to_aml_bytes(sink);
 }
 

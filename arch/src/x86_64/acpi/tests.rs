@@ -19,6 +19,7 @@ fn map(ram: u64, segments: &[(u16, u8)]) -> MemoryMap {
 
 fn bridge(uid: u32, segment: u16, buses: RangeInclusive<u8>) -> RootBridge {
     RootBridge {
+        slots: Vec::new(),
         uid,
         segment,
         buses,

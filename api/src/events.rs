@@ -1,0 +1,209 @@
+//! Tells clients what happens to a machine, as it happens.
+//!
+//! The core tells; nobody waits. Each client that listens has room for [`ROOM`] events: one that reads too slowly misses the
+//! oldest and is told how many.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use tokio::sync::broadcast::{self, error::RecvError};
+
+use crate::info::{DeviceInfo, Progress, VmInfo};
+
+/// Events that a client may be behind.
+pub const ROOM: usize = 256;
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The machine is in another phase.
+    Phase(String),
+    /// A long step went on.
+    Progress(Progress),
+    /// A device is there.
+    DeviceAdded(Box<DeviceInfo>),
+    /// A device has left.
+    DeviceRemoved(String),
+    /// A device did not come, or did not leave as it should.
+    DeviceFailed {
+        /// Its name, or that of its port.
+        id: String,
+        /// Why.
+        why: String,
+    },
+    /// The guest's kernel cannot go on and has said so, or its processor cannot.
+    GuestPanic(String),
+    /// The guest has ended.
+    Ended(String),
+}
+
+impl Event {
+    /// In one JSON object.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        match self {
+            Self::Phase(phase) => json!({ "event": "phase", "phase": phase }),
+            Self::Progress(progress) => {
+                let mut value = crate::dialect::progress(progress);
+                if let Some(map) = value.as_object_mut() {
+                    map.insert("event".to_owned(), "progress".into());
+                }
+                value
+            }
+            Self::DeviceAdded(device) => {
+                let mut map = Map::new();
+                map.insert("event".to_owned(), "device-added".into());
+                map.insert("id".to_owned(), device.id.clone().into());
+                map.insert("kind".to_owned(), device.kind.to_string().into());
+                map.insert("bdf".to_owned(), device.bdf.to_string().into());
+                map.insert("pci_path".to_owned(), device.path.clone().into());
+                map.into()
+            }
+            Self::DeviceRemoved(id) => json!({ "event": "device-removed", "id": id }),
+            Self::DeviceFailed { id, why } => json!({ "event": "device-failed", "id": id, "why": why }),
+            Self::GuestPanic(why) => json!({ "event": "guest-panic", "why": why }),
+            Self::Ended(why) => json!({ "event": "ended", "why": why }),
+        }
+    }
+}
+
+/// Where events are told and heard.
+#[derive(Clone)]
+pub struct Events(broadcast::Sender<Option<Arc<Event>>>);
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Events")
+    }
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self(broadcast::Sender::new(ROOM))
+    }
+}
+
+impl Events {
+    /// Tells all who listen. Never waits.
+    pub fn tell(&self, event: Event) {
+        let _ = self.0.send(Some(Arc::new(event)));
+    }
+
+    /// Nothing more will be told.
+    pub fn close(&self) {
+        let _ = self.0.send(None);
+    }
+
+    /// Hears what is told from now on.
+    #[must_use]
+    pub fn listen(&self) -> Listener {
+        Listener { receiver: self.0.subscribe(), ended: false }
+    }
+
+    /// Tells how a machine that was as `old` differs now. Progress is told by percent.
+    pub(crate) fn tell_difference(&self, old: Option<&VmInfo>, new: Option<&VmInfo>) {
+        if self.0.receiver_count() == 0 {
+            return;
+        }
+        let phase = |info: Option<&VmInfo>| info.map_or_else(|| "absent".to_owned(), |info| info.phase.to_string());
+        if phase(old) != phase(new) {
+            self.tell(Event::Phase(phase(new)));
+        }
+        let percent =
+            |info: Option<&VmInfo>| info.and_then(|info| info.progress).map(|progress| (progress.step, progress.percent()));
+        if let (true, Some(progress)) = (percent(old) != percent(new), new.and_then(|info| info.progress)) {
+            self.tell(Event::Progress(progress));
+        }
+        let devices = |info: Option<&VmInfo>| info.map_or_else(Vec::new, |info| info.devices.clone());
+        let (before, after) = (devices(old), devices(new));
+        let lacks = |list: &[DeviceInfo], id: &str| list.iter().all(|device| device.id != id);
+        for device in before.iter().filter(|device| lacks(&after, &device.id)) {
+            self.tell(Event::DeviceRemoved(device.id.clone()));
+        }
+        for device in after.into_iter().filter(|device| lacks(&before, &device.id)) {
+            self.tell(Event::DeviceAdded(Box::new(device)));
+        }
+    }
+}
+
+/// One who listens.
+#[derive(Debug)]
+pub struct Listener {
+    receiver: broadcast::Receiver<Option<Arc<Event>>>,
+    ended: bool,
+}
+
+impl Listener {
+    /// What comes next, as a line of JSON; `None` when nothing more will come.
+    pub async fn next(&mut self) -> Option<Value> {
+        if self.ended {
+            return None;
+        }
+        match self.receiver.recv().await {
+            Ok(Some(event)) => Some(event.json()),
+            Err(RecvError::Lagged(count)) => Some(json!({ "event": "lost", "count": count })),
+            Ok(None) | Err(RecvError::Closed) => {
+                self.ended = true;
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::VmConfig;
+    use crate::info::{Phase, Step};
+
+    fn heard(listener: &mut Listener) -> Vec<String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut lines = Vec::new();
+            while let Some(line) = listener.next().await {
+                lines.push(line.to_string());
+            }
+            lines
+        })
+    }
+
+    #[test]
+    fn what_differs_is_told_and_nothing_else() {
+        let events = Events::default();
+        let mut listener = events.listen();
+        let info = |phase, done| VmInfo {
+            config: VmConfig::default(),
+            phase,
+            progress: Some(Progress { step: Step::Prefault, done, total: 1000 }),
+            memory: 0,
+            devices: Vec::new(),
+        };
+        let (one, two, three) = (info(Phase::Created, 10), info(Phase::Created, 19), info(Phase::Running, 20));
+        events.tell_difference(None, Some(&one));
+        events.tell_difference(Some(&one), Some(&two));
+        events.tell_difference(Some(&two), Some(&three));
+        events.tell_difference(Some(&three), None);
+        events.close();
+        let expected = [
+            r#"{"event":"phase","phase":"created"}"#,
+            r#"{"done":10,"event":"progress","percent":1,"step":"prefault","total":1000}"#,
+            r#"{"event":"phase","phase":"running"}"#,
+            r#"{"done":20,"event":"progress","percent":2,"step":"prefault","total":1000}"#,
+            r#"{"event":"phase","phase":"absent"}"#,
+        ];
+        assert_eq!(heard(&mut listener), expected);
+    }
+
+    #[test]
+    fn a_listener_that_is_too_slow_is_told_how_much_it_missed() {
+        let events = Events::default();
+        let mut listener = events.listen();
+        for n in 0..ROOM + 9 {
+            events.tell(Event::DeviceRemoved(n.to_string()));
+        }
+        events.close();
+        let heard = heard(&mut listener);
+        assert_eq!((heard.len(), heard[0].as_str()), (ROOM, r#"{"count":10,"event":"lost"}"#));
+    }
+}

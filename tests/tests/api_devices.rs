@@ -1,0 +1,118 @@
+//! Devices that clients add by the API, and what those hear who listen: where stock Kata Containers looks for them, and where
+//! the operator says.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+
+use tempfile::TempDir;
+use tests::guest::image;
+use tests::server::Server;
+
+fn disk(folder: &TempDir) -> String {
+    let path = folder.path().join("disk.img");
+    let made = File::create(&path).and_then(|file| file.set_len(1 << 20));
+    made.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    path.display().to_string()
+}
+
+/// The text value of `key`.
+fn value(json: &str, key: &str) -> String {
+    let found = json.split_once(&format!(r#""{key}":""#)).and_then(|(_, rest)| rest.split('"').next());
+    found.unwrap_or_else(|| panic!("no {key}: {json}")).to_owned()
+}
+
+/// The only form that both of Kata's drivers take: `0000:00:DD.0`, DD at most 1f.
+fn is_on_bus_0(address: &str) -> bool {
+    let device = address.strip_prefix("0000:00:").and_then(|rest| rest.strip_suffix(".0"));
+    device.is_some_and(|device| device.len() == 2 && u8::from_str_radix(device, 16).is_ok_and(|device| device < 32))
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn what_comes_without_a_port_is_where_kata_looks_for_it() {
+    let (server, folder) = (Server::empty(), tempfile::tempdir().unwrap());
+    let path = disk(&folder);
+    assert_eq!(server.create(&image("echo.elf"), "").0, 204);
+    server.expect("PUT vm.add-disk", &format!(r#"{{"path":"{path}","readonly":true,"id":"root"}}"#), 204);
+    server.expect("PUT vm.boot", "", 204);
+    assert!(is_on_bus_0(&value(&server.devices_json(), "bdf")));
+    let body = format!(r#"{{"path":"{path}","readonly":true,"iommu":false,"num_queues":1,"queue_size":128,"image_type":"Raw"}}"#);
+    let (one, two) = (server.expect("PUT vm.add-disk", &body, 200), server.expect("PUT vm.add-disk", &body, 200));
+    for reply in [&one, &two] {
+        assert!(is_on_bus_0(&value(reply, "bdf")) && value(reply, "pci_path").len() == 2, "{reply}");
+    }
+    assert!(value(&one, "bdf") != value(&two, "bdf") && value(&one, "id") != value(&two, "id"), "{one} {two}");
+    let info = server.expect("GET vm.info", "", 200);
+    assert!(info.contains(&format!(r#""id":"{}""#, value(&one, "id"))), "{info}");
+    // This guest takes note of nothing: the devices stay until the time is up.
+    let remove = format!(r#"{{"id":"{}"}}"#, value(&one, "id"));
+    server.expect("PUT vm.remove-device", &remove, 204);
+    server.expect("PUT vm.remove-device", &remove, 409);
+    server.expect("PUT vm.remove-device", r#"{"id":"nobody"}"#, 404);
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_full_bus_is_told_and_the_guest_goes_on() {
+    let server = Server::empty();
+    assert_eq!(server.create(&image("echo.elf"), "").0, 204);
+    server.expect("PUT vm.boot", "", 204);
+    for n in 1..32 {
+        let (status, reply) = server.add(&format!("stub,id=s{n}"));
+        assert!(status == 200 && is_on_bus_0(&value(&reply, "bdf")), "{n}: {status} {reply}");
+    }
+    server.refuses("stub", 409, &["all 32 device numbers", "remove a device"]);
+    server.expect("PUT vm.pause", "", 204);
+    server.expect("PUT vm.resume", "", 204);
+    server.expect("PUT vm.reboot", "", 204);
+    assert_eq!(server.devices().matches("s31@rc0").count(), 1, "what came stays through a reset");
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn the_operator_can_send_what_comes_to_ports() {
+    let server = Server::with_policy("[hot-plug]\nplace = \"ports\"\n[pcie]\nroot-ports = 1\n");
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(server.create(&image("echo.elf"), "").0, 204);
+    server.expect("PUT vm.boot", "", 204);
+    let body = format!(r#"{{"path":"{}","id":"d"}}"#, disk(&folder));
+    let reply = server.expect("PUT vm.add-disk", &body, 200);
+    assert_eq!((value(&reply, "pci_path").matches('/').count(), value(&reply, "bdf").as_str()), (1, "0000:01:00.0"));
+    server.refuses("stub", 409, &["no hot-plug port is free", "`port0` has `d`"]);
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn those_who_listen_hear_a_life_from_its_beginning_to_the_end_of_the_process() {
+    let server = Server::empty();
+    let mut stream = UnixStream::connect(server.socket()).unwrap();
+    stream.set_read_timeout(Some(tests::process::LIMIT)).unwrap();
+    stream.write_all(b"GET /api/v1/vm.events HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok).filter(|line| line.starts_with('{'));
+    let mut hears = |part: &str| {
+        let line = lines.next().unwrap_or_else(|| panic!("the end instead of {part}"));
+        assert!(line.contains(part), "{line} instead of {part}");
+    };
+    hears(r#""phase":"absent""#);
+    assert_eq!(server.create(&image("echo.elf"), r#","devices":[{"banyan":"stub,id=cold"}]"#).0, 204);
+    hears(r#""phase":"created""#);
+    hears(r#""event":"device-added","id":"cold""#);
+    server.expect("PUT vm.boot", "", 204);
+    hears(r#""phase":"starting""#);
+    hears(r#""phase":"running""#);
+    assert_eq!(server.add("stub,id=late").0, 200);
+    hears(r#""id":"late""#);
+    server.expect("PUT vm.pause", "", 204);
+    hears(r#""phase":"paused""#);
+    server.expect("PUT vmm.shutdown", "", 204);
+    hears(r#""event":"ended""#);
+    assert!(lines.next().is_none());
+    server.ends(0);
+}
