@@ -95,7 +95,7 @@ def _guest_archive(scenario, kernel, programs):
 
 
 def _base(programs):
-    """busybox with a link for each of its commands, lspci, and the lab's programs."""
+    """busybox with a link for each of its commands, lspci, lstopo, and the lab's programs."""
     archive = Archive()
     for folder in ("dev", "proc", "sys", "tmp", "lab"):
         archive.folder(folder)
@@ -105,6 +105,7 @@ def _base(programs):
     for name in set(listed.stdout.split()) - {"busybox", "lspci", "setpriv"}:
         archive.link(f"bin/{name}", "busybox")
     archive.program(_tool("lspci"), "bin/lspci")
+    archive.program(_tool("lstopo-no-graphics"), "bin/lstopo")
     for name, path in programs.items():
         archive.program(path, f"lab/bin/{name}")
     return archive
