@@ -25,8 +25,10 @@ const PAGE_LEN: usize = 4096;
 /// The pages of a machine's functions, and which of them the guest has.
 pub struct Mirrors {
     pages: Arc<MmapRegion>,
-    /// By address in ECAM, with the number of the page.
-    functions: BTreeMap<u64, (FunctionId, usize)>,
+    /// By address in ECAM.
+    functions: BTreeMap<u64, FunctionId>,
+    /// Which page each function has.
+    numbers: BTreeMap<FunctionId, usize>,
     /// Pages for functions to come.
     spare: Vec<usize>,
     in_place: BTreeSet<FunctionId>,
@@ -44,10 +46,11 @@ impl Mirrors {
         let pages = MmapRegion::new(len).map_err(|error| MirrorsError { count, source: io::Error::other(error) })?;
         let spare = (functions.len()..count).rev().collect();
         // In the order of addresses, so that neighbours have neighbouring pages.
-        let functions = functions.into_iter().zip(0..).map(|((at, function), page)| (at, (function, page))).collect();
+        let numbers = functions.values().copied().zip(0..).collect();
         Ok(Self {
             pages: Arc::new(pages),
             functions,
+            numbers,
             spare,
             in_place: BTreeSet::new(),
             slots: BTreeMap::new(),
@@ -58,7 +61,7 @@ impl Mirrors {
     /// The mirror of `function`; `None` if it has no page.
     #[must_use]
     pub fn page(&self, function: FunctionId) -> Option<Arc<dyn Mirror>> {
-        let (_, page) = self.functions.values().find(|(id, _)| *id == function)?;
+        let page = self.numbers.get(&function)?;
         Some(Arc::new(Page { pages: Arc::clone(&self.pages), at: page.saturating_mul(PAGE_LEN) }))
     }
 
@@ -70,7 +73,8 @@ impl Mirrors {
         let page = self.spare.pop()?;
         // What had it before left ones in it.
         self.pages.get_slice(page.saturating_mul(PAGE_LEN), PAGE_LEN).ok()?.copy_from(&[0u8; PAGE_LEN]);
-        self.functions.insert(at, (function, page));
+        self.functions.insert(at, function);
+        self.numbers.insert(function, page);
         self.page(function)
     }
 
@@ -78,8 +82,8 @@ impl Mirrors {
     pub fn remove(&mut self, function: FunctionId, slots: &mut Slots) {
         self.place(function, false);
         self.settle(slots);
-        let gone = self.functions.extract_if(.., |_, (id, _)| *id == function);
-        self.spare.extend(gone.map(|(_, (_, page))| page));
+        self.functions.retain(|_, id| *id != function);
+        self.spare.extend(self.numbers.remove(&function));
     }
 
     /// Takes note that the page of `function` is, or is no more, where reads reach the function.
@@ -122,10 +126,8 @@ impl Mirrors {
     fn runs(&self) -> BTreeMap<u64, (u64, u64)> {
         let mut runs: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         let base = self.pages.as_ptr().expose_provenance() as u64;
-        for (at, (function, page)) in &self.functions {
-            if !self.in_place.contains(function) {
-                continue;
-            }
+        for (at, function) in &self.functions {
+            let Some(page) = self.numbers.get(function).filter(|_| self.in_place.contains(function)) else { continue };
             let host = base + *page as u64 * PAGE;
             match runs.last_entry() {
                 Some(mut run) if run.key() + run.get().0 == *at && run.get().1 + run.get().0 == host => run.get_mut().0 += PAGE,
@@ -189,7 +191,8 @@ mod tests {
         let mut mirrors = Mirrors::new(BTreeMap::new(), 1).unwrap();
         let page = mirrors.add(PAGE, FunctionId(1)).unwrap();
         page.store(Reg::containing(0x40), Lanes::ALL, u32::MAX);
-        mirrors.spare.extend(mirrors.functions.remove(&PAGE).map(|(_, page)| page));
+        mirrors.functions.clear();
+        mirrors.spare.extend(mirrors.numbers.remove(&FunctionId(1)));
         mirrors.add(0, FunctionId(2)).unwrap();
         let mut read = [0xFF; PAGE_LEN];
         mirrors.pages.get_slice(0, PAGE_LEN).unwrap().read_slice(&mut read, 0).unwrap();

@@ -12,6 +12,8 @@ use crate::regs::{header, status};
 /// First byte of the extended list, and past the standard one.
 const EXTENDED: u16 = 0x100;
 const END: u16 = 0x1000;
+/// Where the definitions of ports and emulated endpoints end; more is no fault, only slower.
+const ROOM: u16 = 0x180;
 
 /// Configuration space in the making. Capabilities are linked in the order in which they are added.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ impl ConfigBuilder {
     }
 
     fn with(registers: Vec<(u16, RegDef)>) -> Self {
-        let mut space = ConfigSpace::default();
+        let mut space = ConfigSpace::with_room(ROOM);
         for (offset, def) in registers {
             space.define(Reg::containing(offset), def);
         }

@@ -100,6 +100,12 @@ impl Shown {
 }
 
 impl ConfigSpace {
+    /// No definitions yet; memory is there for those below `end`.
+    #[must_use]
+    pub fn with_room(end: u16) -> Self {
+        Self { dwords: Vec::with_capacity(usize::from(end / 4)), mirror: None }
+    }
+
     /// Defines one dword and sets it to its reset value. A later definition replaces an earlier one.
     pub fn define(&mut self, reg: Reg, def: RegDef) {
         debug_assert_eq!(def.writable & def.clear_on_one, 0, "a bit is either writable or cleared by 1");

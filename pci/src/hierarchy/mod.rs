@@ -259,19 +259,32 @@ impl Hierarchy {
 
     /// Follows bus numbers from the root bus down (PCIe 6.0 7.3.3): a Type 1 cycle becomes Type 0 on the secondary bus.
     fn find(&self, segment: u16, bdf: Bdf) -> Option<FunctionId> {
-        let bus = bdf.bus();
-        let root = self.roots.iter().find(|root| root.segment == segment && root.buses.contains(bus))?;
-        let (mut here, mut children) = (root.buses.secondary, &root.children);
+        let on = self.children(self.leads_to(segment, bdf.bus())?);
+        on.iter().copied().find(|id| self.nodes.get(id).is_some_and(|node| node.devfn == bdf.devfn()))
+    }
+
+    /// What a bus hangs on by the numbers of this moment.
+    fn leads_to(&self, segment: u16, bus: u8) -> Option<Parent> {
+        let mut roots = self.roots.iter().enumerate();
+        let (index, root) = roots.find(|(_, root)| root.segment == segment && root.buses.contains(bus))?;
+        let (mut here, mut parent) = (root.buses.secondary, Parent::RootComplex(index));
         // Each turn goes one level down, so the loop ends with the tree.
         while here != bus {
-            (here, children) = children.iter().find_map(|id| {
-                let node = self.nodes.get(id)?;
-                let What::Port(port) = &node.what else { return None };
+            (here, parent) = self.children(parent).iter().find_map(|id| {
+                let What::Port(port) = &self.nodes.get(id)?.what else { return None };
                 let buses = port.buses().filter(|buses| buses.contains(bus) && !port.in_reset())?;
-                Some((buses.secondary, &node.children))
+                Some((buses.secondary, Parent::Port(*id)))
             })?;
         }
-        children.iter().copied().find(|id| self.nodes.get(id).is_some_and(|node| node.devfn == bdf.devfn()))
+        Some(parent)
+    }
+
+    fn children(&self, of: Parent) -> &[FunctionId] {
+        let children = match of {
+            Parent::RootComplex(index) => self.roots.get(index).map(|root| &root.children),
+            Parent::Port(id) => self.nodes.get(&id).map(|node| &node.children),
+        };
+        children.map_or(&[], Vec::as_slice)
     }
 
     /// Bytes of configuration space by which a function can be reached: a conventional bus carries no more (PCI Express to
@@ -389,9 +402,17 @@ impl Hierarchy {
     /// Tells which mirrors lie where configuration reads reach their functions. Looks at all: one bridge that moves can take
     /// another's place.
     fn settle_mirrors(&mut self, effects: &mut Vec<Effect>) {
-        let mirrored = self.nodes.iter().filter(|(_, node)| node.mirrored);
-        let in_place: Vec<(FunctionId, bool)> =
-            mirrored.map(|(id, node)| (*id, self.find(node.planned_at.segment, node.planned_at.bdf) == Some(*id))).collect();
+        // Neighbours are on one bus, so the way there is looked up once for all of them.
+        let mut looked_up = None;
+        let in_place = self.nodes.iter().filter(|(_, node)| node.mirrored).map(|(id, node)| {
+            let bus = (node.planned_at.segment, node.planned_at.bdf.bus());
+            let (_, leads_to) = match looked_up {
+                Some(found @ (of, _)) if of == bus => found,
+                _ => *looked_up.insert((bus, self.leads_to(bus.0, bus.1))),
+            };
+            (*id, leads_to == Some(node.on))
+        });
+        let in_place: Vec<(FunctionId, bool)> = in_place.collect();
         self.reach.settle_mirrors(&in_place, effects);
     }
 
