@@ -17,6 +17,7 @@ use devices::virtio::net::tap::{Tap, TapError};
 use devices::virtio::vhost_user::{Connection, ConnectionError, RemoteSpec, Served};
 use pci::topology::Name;
 use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
 
 use crate::spec::{Endpoint, Spec, Virtio};
 
@@ -76,6 +77,13 @@ impl Backends {
         let backend = Backend::Taps(taps, address(net)?);
         self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), backend);
         Ok(())
+    }
+
+    /// Tells servers of devices that RAM is `memory` from now on, before the guest is told.
+    pub fn memory_grew(&self, memory: &GuestMemoryMmap) -> Result<(), ConnectionError> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let servers = open.values().filter_map(|backend| if let Backend::Server(server) = backend { Some(server) } else { None });
+        servers.map(|server| server.memory_grew(memory)).collect()
     }
 
     /// Closes the side of a device that has left for good.

@@ -15,6 +15,7 @@ use devices::acpi::{HotPlugRegisters, MemoryDevice};
 use devices::legacy::{ConsoleSink, Serial};
 use devices::vfio::Domain;
 use devices::virtio::Memory;
+use devices::virtio::vhost_user::ConnectionError;
 use kvm_bindings::CpuId;
 use thiserror::Error;
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -244,9 +245,8 @@ impl Machine {
             // SAFETY: it becomes part of RAM below, which the machine keeps until its vCPUs have ended.
             self.pci.change(|tree| unsafe { tree.mapper.slots().add(region.at, region.len, region.host) })?;
         }
-        if let Ok(ram) = self.ram.lock() {
-            ram.replace(all);
-        }
+        // It is the same that `self.ram` is.
+        self.factory.memory_grew(all)?;
         for device in devices {
             self.hot_plug.add_memory(*device);
         }
@@ -458,6 +458,9 @@ pub enum MachineError {
         /// Why.
         reason: String,
     },
+    /// A process that serves a device.
+    #[error("a device cannot be told of added memory")]
+    Server(#[from] ConnectionError),
     /// vCPUs.
     #[error(transparent)]
     Setup(#[from] SetupError),

@@ -12,6 +12,7 @@ use devices::stub::{StubError, StubFunction};
 use devices::vfio::iommu::DomainError;
 use devices::vfio::{Domain, Hardware, HostFunction, Placement, VfioError, VfioFunction, VfioOptions};
 use devices::virtio::net::NetError;
+use devices::virtio::vhost_user::ConnectionError;
 use devices::virtio::vhost_user::RemoteError;
 use devices::virtio::{BlockError, Memory, VirtioError};
 use pci::address::HostBdf;
@@ -22,7 +23,7 @@ use pci::intx;
 use pci::seams::MsiPort;
 use pci::topology::{Parent, Plan, PlannedFunction, PlannedKind, PortKind};
 use thiserror::Error;
-use vm_memory::GuestAddressSpace;
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
 use crate::address_space::{AddressSpace, BusMaster};
 use crate::backends::{BackendError, Backends};
@@ -154,6 +155,15 @@ impl Factory {
     #[must_use]
     pub fn domain(&self) -> Option<Arc<Domain>> {
         self.domain.clone()
+    }
+
+    /// Lets devices reach `memory`, which is RAM from now on. Host functions that are there can already.
+    pub fn memory_grew(&self, memory: GuestMemoryMmap) -> Result<(), ConnectionError> {
+        self.backends.memory_grew(&memory)?;
+        if let Ok(ram) = self.memory.lock() {
+            ram.replace(memory);
+        }
+        Ok(())
     }
 
     /// Connects interrupt wires of host functions. The interrupt controller must exist.

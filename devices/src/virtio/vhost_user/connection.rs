@@ -6,6 +6,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -38,6 +39,8 @@ pub struct Connection {
     features: u64,
     protocol: VhostUserProtocolFeatures,
     most_queues: u64,
+    /// The server has rings; changed while the conversation is held.
+    started: AtomicBool,
 }
 
 impl Connection {
@@ -66,7 +69,15 @@ impl Connection {
         if u64::from(queues) > most_queues {
             return Err(ConnectionError::Queues { path: path.into(), wanted: queues, most: most_queues });
         }
-        Ok(Self { path: path.into(), frontend: Mutex::new(frontend), socket, features, protocol, most_queues })
+        Ok(Self {
+            path: path.into(),
+            frontend: Mutex::new(frontend),
+            socket,
+            features,
+            protocol,
+            most_queues,
+            started: AtomicBool::new(false),
+        })
     }
 
     /// Where the server listens.
@@ -113,6 +124,7 @@ impl Connection {
         let kept = self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         frontend.set_features(features & self.features | kept).map_err(refused)?;
         frontend.set_mem_table(&regions(memory)?).map_err(refused)?;
+        self.started.store(true, Ordering::Relaxed);
         for (ring, call) in rings.iter().zip(calls) {
             let (index, queue) = (ring.index(), ring.queue());
             let address = |at: u64| {
@@ -142,11 +154,25 @@ impl Connection {
         Ok(())
     }
 
+    /// Tells a server that has rings of memory that came; others learn of it when they get theirs. Memory that was there
+    /// stays.
+    pub fn memory_grew(&self, memory: &GuestMemoryMmap) -> Result<(), ConnectionError> {
+        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
+        let frontend = self.frontend();
+        if !self.started.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
+        frontend.set_mem_table(&regions(memory)?).map_err(refused)?;
+        Ok(())
+    }
+
     /// Takes rings back: when this returns, the server touches them no more, or is gone.
     pub(super) fn stop(&self, rings: &[Ring]) -> Result<(), ConnectionError> {
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
         let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
         let mut frontend = self.frontend();
+        self.started.store(false, Ordering::Relaxed);
         for ring in rings {
             if self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0 {
                 frontend.set_vring_enable(ring.index(), false).map_err(refused)?;

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use super::*;
 use crate::virtio::testing::{DATA, Driver, RAM, WRITE};
@@ -179,6 +179,27 @@ fn case_g7_what_both_sides_know_is_negotiated() {
     let order: Vec<_> = requests.iter().map(|(request, _)| *request).collect();
     let first = |request| order.iter().position(|other| *other == request).unwrap();
     assert!(first(3) < first(5) && first(5) < first(9) && first(12) < first(18) && first(18) < first(11), "{order:?}");
+}
+
+#[test]
+fn a_server_that_has_rings_hears_of_memory_that_came() {
+    let server = serve(GOOD);
+    let connection = server.connect(folder().all_queues()).unwrap();
+    let mut memory = shared_memory();
+    connection.memory_grew(&memory).unwrap();
+    let remote = Remote::new("test", &folder(), Arc::clone(&connection)).unwrap();
+    let mut driver = Driver::with_memory(remote, memory.clone());
+    driver.set_up(u64::MAX);
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(RAM as u64).unwrap();
+    let region = MmapRegion::from_file(FileOffset::new(file, 0), RAM).unwrap();
+    memory = memory.insert_region(Arc::new(GuestRegionMmap::new(region, GuestAddress(1 << 32)).unwrap())).unwrap();
+    connection.memory_grew(&memory).unwrap();
+    driver.write(0x14, &[0]);
+    connection.memory_grew(&memory).unwrap();
+    drop((driver, connection));
+    let tables = server.end().into_iter().filter(|(request, _)| *request == 5);
+    assert_eq!(tables.map(|(_, regions)| regions & 0xFF).collect::<Vec<_>>(), [1, 2], "regions of each table");
 }
 
 #[test]
