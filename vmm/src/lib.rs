@@ -13,6 +13,7 @@ pub mod changes;
 pub mod check;
 pub mod cli;
 pub mod cliques;
+pub mod cmdline;
 pub mod cold_plug;
 pub mod counters;
 pub mod ctl;

@@ -25,6 +25,7 @@ use crate::address_space::AddressSpace;
 use crate::backends::Backends;
 use crate::boot::{self, BootError, BootInputs, Firmware, FirmwareError, Kernel, KernelError};
 use crate::changes::Added;
+use crate::cmdline::SwitchedOff;
 use crate::counters::Report;
 use crate::driver::{End, Ending};
 use crate::effects::Mapper;
@@ -335,8 +336,7 @@ impl Image {
             (api::config::Cf8::On, ..) => true,
             (api::config::Cf8::Off, ..) => false,
             (api::config::Cf8::Auto, Some(Payload::Kernel(kernel)), Self::Kernel(_)) => {
-                let mut words = kernel.cmdline.split_ascii_whitespace();
-                words.any(|word| matches!(word, "acpi=off" | "pci=nommconf" | "noacpi" | "pci=conf1"))
+                SwitchedOff::by(&kernel.cmdline).needs_ports()
             }
             (api::config::Cf8::Auto, ..) => true,
         }

@@ -25,6 +25,7 @@ use pci::topology::{
 use thiserror::Error;
 
 use crate::cliques;
+use crate::cmdline;
 use crate::cold_plug::{self, ColdPlugError, Loose};
 use crate::host::tree::{HostNode, HostTree};
 use crate::numa::{self, GuestNuma, NumaError};
@@ -146,6 +147,7 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     spec.place_in_nodes(config, host)?;
     let note = peers::uncovered(&spec, host);
     spec.notes.extend(note);
+    spec.notes.extend(cmdline::notes(config));
     Ok(spec)
 }
 
