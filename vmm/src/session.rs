@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use api::channel::Inbox;
 use api::command::{Added, Command, Reply, Resize};
-use api::config::{Policy, VmConfig};
+use api::config::{Policy, Size, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::info::{Phase, Published, VmInfo};
 
@@ -99,14 +99,16 @@ impl<'a, 's> Session<'a, 's> {
         // What came and went since the start is in what was told before.
         let mut config = self.service.published.get().map_or_else(|| self.config.clone(), |info| info.config.clone());
         config.cpus.count = cpus;
+        config.memory.size = Size(memory);
         self.service.published.set(Some(VmInfo { config, phase, progress: None, memory, devices }));
     }
 
-    /// Clients take the number of processors for that of the moment.
+    /// Clients take the numbers of processors and bytes of the configuration for those of the moment.
     fn publish_size(&self) {
         let (cpus, memory) = (self.resizer.cpus(), self.resizer.memory());
         self.service.published.update(|info| {
             info.config.cpus.count = cpus;
+            info.config.memory.size = Size(memory);
             info.memory = memory;
         });
     }
