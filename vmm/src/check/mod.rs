@@ -91,7 +91,10 @@ fn plan(host: &RecordedHost, config: &VmConfig, wanted: &[Wanted]) -> Result<Vec
     let spec = spec::spec(config, &found)?;
     let planned = run::plan_only(config, &spec, Some(host.address_bits)).map_err(|error| told(&error));
     let tops = planned.as_ref().map(Tops::of).map_err(String::as_str);
-    Ok(machine::space(&host.tree, wanted, host.address_bits, tops))
+    let mut findings = machine::space(&host.tree, wanted, host.address_bits, tops);
+    let notes = planned.iter().flat_map(|plan| run::notes(&spec, plan));
+    findings.extend(notes.map(|note| Finding::new(Severity::Note, "plan", "guest", note)));
+    Ok(findings)
 }
 
 /// An error with its causes.

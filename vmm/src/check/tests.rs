@@ -175,6 +175,38 @@ fn gpus_below_one_switch_go_through_the_root_complex_where_it_redirects() {
 }
 
 #[test]
+fn case_h2_in_nested_switches_the_port_where_requests_turn_decides_and_every_port_between_is_named() {
+    let fake = FakeHost::new();
+    let port = |kind, acs| FakeFunction { acs, group: Some(90), ..FakeFunction::port(kind) };
+    let acs = |control| Some((0x5F, control));
+    let nic = FakeFunction { class: 0x02_0000, ats: Some(true), group: Some(1), ..FakeFunction::default() };
+    let top = "pci0000:00/0000:00:01.0/0000:01:00.0";
+    fake.add("pci0000:00/0000:00:01.0", &port(ROOT_PORT, acs(0)));
+    fake.add(top, &port(UPSTREAM, None));
+    for (index, turn, below) in [(0, acs(0x1D), acs(0x5D)), (1, acs(0x5D), acs(0x1D))] {
+        let (turn_at, up) = (format!("0000:02:0{index}.0"), format!("0000:1{index}:00.0"));
+        let path = format!("{top}/{turn_at}/{up}");
+        fake.add(&format!("{top}/{turn_at}"), &port(DOWNSTREAM, turn));
+        fake.add(&path, &port(UPSTREAM, None));
+        fake.add(&format!("{path}/0000:2{index}:00.0"), &port(DOWNSTREAM, below));
+        fake.add(&format!("{path}/0000:2{index}:00.0/0000:3{index}:00.0"), &nic);
+    }
+    let tree = scan_all(fake.sysfs()).unwrap();
+    let node = |at: &str| tree.get(at.parse().unwrap()).unwrap();
+    let (first, second) = (node("30:00.0"), node("31:00.0"));
+    assert_eq!(
+        reach::way(&tree, first, second).to_string(),
+        "0000:30:00.0 uses ATS, but 0000:02:00.0 redirects translated requests, too (ReqRedir without DirectTrans)"
+    );
+    assert_eq!(reach::way(&tree, second, first).verdict(), Verdict::Direct);
+    let report = report(&fake, &["30:00.0", "31:00.0"], None);
+    let pair = report.pairs.first().unwrap();
+    let ports: Vec<&str> = pair.ports.iter().map(|port| port.at.as_str()).collect();
+    // The root port is not between them.
+    assert_eq!((pair.way, ports), (Verdict::RootComplex, vec!["0000:02:00.0", "0000:21:00.0"]));
+}
+
+#[test]
 fn functions_of_one_device_and_virtual_functions_of_one_reach_each_other_in_it() {
     let fake = host(BEST);
     let path = "pci0000:00/0000:00:02.0";

@@ -73,8 +73,8 @@ pub fn scan(sysfs: &Path, devices: &[HostBdf]) -> Result<HostTree, ScanError> {
             Err(source) => return Err(ScanError::Read { path: link, source }),
         };
         let node = match node(&path, at) {
-            // It left meanwhile.
-            Err(_) if !path.exists() => continue,
+            // It left meanwhile. The kernel takes the link away first.
+            Err(_) if !link.exists() => continue,
             node => node?,
         };
         if let HostParent::Bridge(bridge) = node.on {

@@ -398,6 +398,30 @@ fn a_device_below_a_bridge_that_has_left_has_left_too() {
 }
 
 #[test]
+fn devices_that_come_and_go_while_they_are_looked_at_are_there_whole_or_not_at_all() {
+    let host = FakeHost::new();
+    let stays = host.add("pci0000:00/0000:00:01.0", &FakeFunction::default());
+    let path = "pci0000:00/0000:00:02.0";
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let at = host.add(path, &FakeFunction { group: None, driver: None, ..FakeFunction::default() });
+                // As the kernel does: the link goes before what it leads to.
+                std::fs::remove_file(host.link(&at.to_string())).unwrap();
+                std::fs::remove_dir_all(host.sysfs().join("devices").join(path)).unwrap();
+            }
+        });
+        for _ in 0..300 {
+            let tree = scan_all(host.sysfs());
+            let seen = tree.as_ref().map(|tree| tree.get(stays).is_some() && tree.functions.len() <= 2);
+            assert!(matches!(seen, Ok(true)), "{tree:?}");
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+#[test]
 fn what_others_hang_on_is_a_bridge_even_where_nothing_of_it_can_be_read() {
     let host = FakeHost::new();
     host.add("pci0000:00/0000:00:01.0", &FakeFunction { class: 0x06_0700, config_len: 0, ..FakeFunction::default() });
