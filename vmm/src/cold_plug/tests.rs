@@ -1,7 +1,7 @@
 //! Trees as they are printed, of configurations as they are given.
 
 use api::config::VmConfig;
-use pci::topology::{PlannedKind, Tree};
+use pci::topology::{Parent, PlannedKind, PortKind, Tree};
 
 use crate::host::fake::{FakeFunction, FakeHost, ROOT_PORT};
 use crate::host::scan::scan;
@@ -11,6 +11,8 @@ use crate::spec::{self, Host, Spec, SpecError};
 const NIC: &str = "stub,ids=15b3:a2d6,class=020000,bar0=32M:mem64:prefetchable";
 const GPU: &str = "stub,ids=10de:20b8,class=030200,bar0=16M:mem32,bar1=1G:mem64:prefetchable";
 
+const LIMITS: Limits = Limits { ram: 1 << 30, growth: 0, address_bits: 46, amd: false, firmware: 0 };
+
 fn config(pcie: &str, devices: &[String]) -> VmConfig {
     let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
     let pcie = if pcie.is_empty() { api::config::PcieConfig::default() } else { pcie.parse().unwrap() };
@@ -19,8 +21,7 @@ fn config(pcie: &str, devices: &[String]) -> VmConfig {
 
 fn planned(config: &VmConfig, host: &Host) -> (Spec, MachinePlan) {
     let spec = spec::spec(config, host).unwrap();
-    let limits = Limits { ram: 1 << 30, growth: 0, address_bits: 46, amd: false, firmware: 0 };
-    let plan = plan::plan(&spec.topology, &limits).unwrap();
+    let plan = plan::plan(&spec.topology, &LIMITS).unwrap();
     (spec, plan)
 }
 
@@ -225,4 +226,85 @@ fn places_that_contradict_each_other_are_refused_with_what_to_use_instead() {
         assert!(error.contains(part), "{error}");
     }
     tree("flat,cold-plug=no-port", &device());
+}
+
+mod any_list {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A stub with random wishes: a function of the one before, an attachment, virtual functions, a ROM.
+    fn any_device() -> impl Strategy<Value = (u8, Option<&'static str>, bool, bool)> {
+        let attach = prop_oneof![3 => Just(None), 1 => Just(Some("pci")), 1 => Just(Some("pcie"))];
+        (prop_oneof![3 => Just(0u8), 1 => 1u8..8], attach, any::<bool>(), any::<bool>())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+        /// Whatever is asked for, each device is there once, with those of the same slot, on the kind of bus that was asked for.
+        #[test]
+        fn is_placed_as_asked_or_refused_by_name(
+            devices in prop::collection::vec(any_device(), 0..40),
+            pcie in prop::sample::select(vec![
+                "root-ports", "flat", "switch", "cold-plug=bridge-port", "cold-plug=switch-port,switches=2", "switch,switch-ports=3",
+                "root-ports=4,hot-plug=root-port", "cold-plug=no-port,switch-ports=2",
+            ]),
+        ) {
+            let texts: Vec<String> = devices
+                .iter()
+                .enumerate()
+                .map(|(index, (function, attach, vfs, rom))| {
+                    let attach = attach.map_or(String::new(), |kind| format!(",attach={kind}"));
+                    let vfs = if *vfs { ",vfs=2,vf-offset=64,vf-stride=8" } else { "" };
+                    let rom = if *rom { ",rom=4K" } else { "" };
+                    format!("stub,id=d{index},bar0=4K:mem32,function={function}{attach}{vfs}{rom}")
+                })
+                .collect();
+            let config = config(pcie, &texts);
+            let spec = match spec::spec(&config, &Host::default()) {
+                Ok(spec) => spec,
+                Err(SpecError::ColdPlug(error)) => {
+                    prop_assert!(error.to_string().contains("device d"));
+                    return Ok(());
+                }
+                Err(other) => return Err(TestCaseError::fail(other.to_string())),
+            };
+            let plan = match plan::plan(&spec.topology, &LIMITS) {
+                Ok(plan) => plan,
+                // Two with one function number, more than 32 on the root bus, or virtual functions of neighbours at one place.
+                Err(error) => {
+                    let text = error.to_string();
+                    let known = ["both", "no device number is left", "a virtual function of", "virtual functions take those"];
+                    prop_assert!(known.iter().any(|part| text.contains(part)), "{}", text);
+                    return Ok(());
+                }
+            };
+            let kinds: BTreeMap<_, _> = plan.pci.functions.iter().map(|function| (function.id, &function.kind)).collect();
+            let mut slots = BTreeSet::new();
+            let mut last = None;
+            for (index, (function, attach, ..)) in devices.iter().enumerate() {
+                let planned = plan.pci.by_name(&format!("d{index}")).unwrap();
+                let slot = (planned.on, planned.at.bdf.devfn().device());
+                prop_assert_eq!(planned.at.bdf.devfn().function(), *function);
+                if *function == 0 {
+                    prop_assert!(slots.insert(slot), "d{} shares a slot with a device given apart", index);
+                } else {
+                    prop_assert_eq!(Some(slot), last, "d{} is not with the one before", index);
+                }
+                last = Some(slot);
+                let bridge = match planned.on {
+                    Parent::Port(port) => matches!(kinds[&port], PlannedKind::Port(port) if port.spec.kind == PortKind::PciBridge),
+                    Parent::RootComplex(_) => false,
+                };
+                match attach {
+                    Some("pci") => prop_assert!(bridge),
+                    Some(_) => prop_assert!(!bridge),
+                    None => prop_assert_eq!(bridge, pcie.contains("bridge-port")),
+                }
+            }
+        }
+    }
 }
