@@ -101,22 +101,32 @@ impl Capability for Express {
         const SLOT: u32 = 1 << 24;
         let linked = self.kind != ExpressType::RootComplexEndpoint;
         let zero = RegDef::default();
-        let mut layout = vec![
+        let [link_capabilities, link_control] =
+            if linked { [RegDef::read_only(self.link_capabilities()), self.link_control()] } else { [zero; 2] };
+        let [link_capabilities_2, link_control_2] = if linked { self.link_2() } else { [zero; 2] };
+        // Root control: error and PME interrupt enables. Root status: PME status.
+        let [root_control, root_status] = match self.kind {
+            ExpressType::RootPort => [RegDef::writable(0, 0xF), RegDef { clear_on_one: 1 << 16, ..zero }],
+            _ => [zero; 2],
+        };
+        let [slot_control, slot_capabilities_2, slot_control_2] = [zero; 3];
+        vec![
             RegDef::read_only((2 | self.kind.encoding() << 4) << 16 | if self.slot.is_some() { SLOT } else { 0 }),
             RegDef::read_only(self.device_capabilities()),
             self.device_control(),
-        ];
-        layout.extend(if linked { [RegDef::read_only(self.link_capabilities()), self.link_control()] } else { [zero; 2] });
-        layout.extend([RegDef::read_only(self.slot.unwrap_or(0)), zero]);
-        // Root control: error and PME interrupt enables. Root status: PME status.
-        layout.extend(match self.kind {
-            ExpressType::RootPort => [RegDef::writable(0, 0xF), RegDef { clear_on_one: 1 << 16, ..zero }],
-            _ => [zero; 2],
-        });
-        layout.extend([RegDef::read_only(self.device_capabilities_2()), self.device_control_2()]);
-        layout.extend(if linked { self.link_2() } else { [zero; 2] });
-        layout.extend([zero; 2]);
-        layout
+            link_capabilities,
+            link_control,
+            RegDef::read_only(self.slot.unwrap_or(0)),
+            slot_control,
+            root_control,
+            root_status,
+            RegDef::read_only(self.device_capabilities_2()),
+            self.device_control_2(),
+            link_capabilities_2,
+            link_control_2,
+            slot_capabilities_2,
+            slot_control_2,
+        ]
     }
 }
 

@@ -42,8 +42,13 @@ impl ExtendedCapability for Aer {
         let status = |bits| RegDef { reset: 0, writable: 0, clear_on_one: bits, sticky: bits };
         let kept = |reset, bits| RegDef { reset, writable: bits, clear_on_one: 0, sticky: bits };
         let log = RegDef { sticky: 0xFFFF_FFFF, ..RegDef::default() };
-        let mut layout = vec![
-            RegDef::default(),
+        let none = RegDef::default();
+        let [root_command, root_status, source] = match self.0 {
+            AerKind::RootPort => [RegDef::writable(0, 7), status(0x7F), log],
+            AerKind::SwitchPort | AerKind::Endpoint => [none; 3],
+        };
+        vec![
+            none,
             status(uncorrectable),
             // Internal errors are masked by default (PCIe 6.0 7.8.4.3).
             kept(1 << 22, uncorrectable),
@@ -51,18 +56,19 @@ impl ExtendedCapability for Aer {
             status(CORRECTABLE),
             kept(ADVISORY | 1 << 14, CORRECTABLE),
             // Capabilities and control: no ECRC, one header in the log.
-            RegDef::default(),
+            none,
             log,
             log,
             log,
             log,
-        ];
-        layout.extend(match self.0 {
-            AerKind::RootPort => [RegDef::writable(0, 7), status(0x7F), log],
-            AerKind::SwitchPort | AerKind::Endpoint => [RegDef::default(); 3],
-        });
-        // Room of the prefix log, which every port with end-to-end prefixes would have.
-        layout.extend([RegDef::default(); 4]);
-        layout
+            root_command,
+            root_status,
+            source,
+            // Room of the prefix log, which every port with end-to-end prefixes would have.
+            none,
+            none,
+            none,
+            none,
+        ]
     }
 }
