@@ -31,7 +31,7 @@ fn quick<T>(what: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let done = what();
     // Generous for a machine that also runs other tests; what is waited for here would take minutes.
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     done
 }
 
@@ -45,7 +45,7 @@ fn case_e1_a_start_is_answered_before_memory_is_there() {
     assert_eq!(threads(&server), [""; 0]);
     let start = Instant::now();
     server.expect("PUT vm.boot", "", 204);
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     let info = quick(|| server.expect("GET vm.info", "", 200));
     assert!(info.contains(r#""state":"Running""#) && info.contains(r#""percent":"#), "{info}");
     assert_eq!(threads(&server), ["vcpu0", "vcpu1"]);

@@ -65,7 +65,8 @@ impl Backends {
         if let Some(backend) = open.get(&Name::from(name)) {
             return backend.share();
         }
-        let backend = Backend::open(device)?;
+        let named = |source| BackendError::Device { name: name.to_owned(), source: Box::new(source) };
+        let backend = Backend::open(device).map_err(named)?;
         let shared = backend.share()?;
         open.insert(Name::from(name), backend);
         Ok(shared)
@@ -82,8 +83,9 @@ impl Backends {
     /// Tells servers of devices that RAM is `memory` from now on, before the guest is told.
     pub fn memory_grew(&self, memory: &GuestMemoryMmap) -> Result<(), ConnectionError> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let servers = open.values().filter_map(|backend| if let Backend::Server(server) = backend { Some(server) } else { None });
-        servers.map(|server| server.memory_grew(memory)).collect()
+        let mut servers =
+            open.values().filter_map(|backend| if let Backend::Server(server) = backend { Some(server) } else { None });
+        servers.try_for_each(|server| server.memory_grew(memory))
     }
 
     /// Closes the side of a device that has left for good.
@@ -186,6 +188,15 @@ fn advice(readonly: bool, source: &io::Error) -> &'static str {
 /// Something of the host that a device cannot have.
 #[derive(Debug, Error)]
 pub enum BackendError {
+    /// Which device.
+    #[error("device {name}")]
+    Device {
+        /// Its name.
+        name: String,
+        /// Why.
+        #[source]
+        source: Box<BackendError>,
+    },
     /// A disk image.
     #[error("cannot open the disk {}{}", path.display(), advice(*readonly, source))]
     Disk {

@@ -186,10 +186,7 @@ impl<'a, 's> Session<'a, 's> {
             Command::InjectError { at, error, reply } => reply.send(inject::inject(self.machine.pci(), &at, &error)),
             Command::Counters { reply } => reply.send(Ok(self.machine.counters().for_client())),
             other => {
-                let why = match &other {
-                    _ => "this build has no such device",
-                };
-                let what = format!("{}: {why}", other.name());
+                let what = format!("{}: this build has no such device", other.name());
                 other.refuse(ApiError::new(ErrorKind::Unsupported, what));
             }
         }

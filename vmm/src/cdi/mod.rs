@@ -2,7 +2,7 @@
 //! the host, and what files say of a function's clique and place is added.
 //!
 //! Text to entries is [`parse`], files and host are read by [`load`], everything is decided in [`resolve`]. The other way round,
-//! [`generate`] decides what files say of a host, and [`write`] writes them.
+//! [`generate`] decides what files say of a host, and [`mod@write`] writes them.
 
 pub mod generate;
 pub mod load;
