@@ -204,7 +204,11 @@ impl Machine {
             self.take_ejected();
             let vcpu = match self.parked.remove(&number) {
                 Some(vcpu) => vcpu,
-                None => self.maker.make(number, None)?,
+                None => {
+                    let vcpu = self.maker.make(number, None)?;
+                    vcpu.introduce()?;
+                    vcpu
+                }
             };
             self.threads.add(vcpu)?;
         }

@@ -65,6 +65,14 @@ impl Maker {
 }
 
 impl Vcpu {
+    /// Has KVM find it by its APIC id, for one that is made while others run: the map that messages to processors go by is
+    /// made anew when the state of a local APIC is set, and not when a vCPU is created (linux: arch/x86/kvm/lapic.c).
+    pub fn introduce(&self) -> Result<(), SetupError> {
+        let step = |what| move |error: kvm_ioctls::Error| SetupError::Step { id: self.id, what, source: error.into() };
+        let state = self.fd.get_lapic().map_err(step("read its local APIC"))?;
+        self.fd.set_lapic(&state).map_err(step("set its local APIC"))
+    }
+
     /// Makes one that ran wait to be started again, as one that is new.
     pub fn rest(&self) {
         let state = kvm_mp_state { mp_state: KVM_MP_STATE_UNINITIALIZED };
