@@ -228,6 +228,8 @@ pub struct PortInfo {
     pub memory: u64,
     /// Bytes of its prefetchable window.
     pub prefetchable: u64,
+    /// What the guest has enabled of access control, as lspci calls it; `None` for ports without it.
+    pub access_control: Option<Vec<String>>,
 }
 
 /// Devices and ports of a machine.

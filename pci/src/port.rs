@@ -9,6 +9,7 @@
 //! | power management, D0 and D3hot | 0xA8 | yes | yes | yes | yes |
 //! | AER | 0x100 | with root registers | yes | yes | no |
 //! | ACS, control 0 at reset | 0x150 | yes | no | yes | no |
+//! | serial number, one for all ports of a switch | 0x160 | yes | yes | yes | no |
 //!
 //! Hot-plug root and downstream ports have a slot ([`crate::slot`]), which raises the port's interrupt; their link status
 //! follows what is in it. There is no I/O window, no ASPM and no LTR. A port in D3hot lets nothing
@@ -25,7 +26,7 @@ use crate::caps::express::{ExpressType, LINK_STATUS, LINK_STATUS_2, link_status,
 use crate::caps::{Express, MsiLayout, Power, Subsystem, power};
 use crate::config::{BuildError, Change, ConfigBuilder, ConfigSpace, Type1};
 use crate::errors::{self, ErrorRegisters, PcieError, Recorded, Severity};
-use crate::ext_caps::{Acs, Aer, AerKind};
+use crate::ext_caps::{Acs, Aer, AerKind, Serial};
 use crate::function::{Changes, ResetKind};
 use crate::ids::{ClassCode, Ids, own};
 use crate::interrupts::{Interrupts, Messages};
@@ -42,6 +43,7 @@ const SUBSYSTEM: u8 = 0xA0;
 const POWER: u8 = 0xA8;
 const AER: u16 = 0x100;
 const ACS: u16 = 0x150;
+const SERIAL: u16 = 0x160;
 
 /// Offset of a register of the PCI Express capability.
 const fn express(register: u8) -> u16 {
@@ -107,6 +109,9 @@ impl Port {
         }
         if kind.has_link_below() {
             builder.extended_at(ACS, &Acs).map_err(error)?;
+        }
+        if let Some(number) = serial_number(planned, port) {
+            builder.extended_at(SERIAL, &Serial(number)).map_err(error)?;
         }
         let port_plan = port.clone();
         let mut port = Self {
@@ -259,6 +264,13 @@ impl Port {
         bridge::windows(&self.space)
     }
 
+    /// The ACS control register, which decides where requests between devices below go; `None` for ports without it.
+    #[must_use]
+    pub fn access_control(&self) -> Option<u16> {
+        let [_, _, low, high] = self.space.read(Reg::containing(ACS + Acs::CAPABILITY_AND_CONTROL)).to_le_bytes();
+        self.kind.has_link_below().then_some(u16::from_le_bytes([low, high]))
+    }
+
     /// Whether a link partner is there.
     #[must_use]
     pub fn occupied(&self) -> bool {
@@ -392,6 +404,18 @@ impl Port {
         let change = self.space.set(Reg::containing(header::COMMAND_STATUS), command::MEMORY | command::BUS_MASTER, enables);
         self.interrupts.config_written(Access::dword(header::COMMAND_STATUS), change.new, change.new);
     }
+}
+
+/// An EUI-64 of the locally administered kind: the segment with a root port's place, or with the bus inside the switch.
+fn serial_number(planned: &PlannedFunction, port: &PlannedPort) -> Option<u64> {
+    const LOCAL: u64 = 0x0242_4E59 << 32;
+    let place = match port.spec.kind {
+        PortKind::Root => planned.at.bdf.requester_id(),
+        PortKind::Upstream => u16::from(port.buses.secondary) << 8,
+        PortKind::Downstream => u16::from(planned.at.bdf.bus()) << 8,
+        PortKind::PciBridge => return None,
+    };
+    Some(LOCAL | u64::from(planned.at.segment) << 16 | u64::from(place))
 }
 
 const fn express_type(kind: PortKind) -> ExpressType {

@@ -4,6 +4,7 @@ use api::info::{DeviceClass, DeviceInfo, FunctionInfo, Listing, PciAddress, Port
 use devices::virtio::Kind;
 use pci::address::Sbdf;
 use pci::function::FunctionId;
+use pci::ext_caps::Acs;
 use pci::hierarchy::{self, EndpointInfo};
 use pci::topology::{Name, Parent, PlannedKind, PortKind, Window};
 
@@ -26,6 +27,10 @@ pub fn listing(machine: &Machine, hotplug: &HotPlug) -> Listing {
             devices: port.occupants.iter().map(|(_, name)| name.to_string()).collect(),
             memory: bytes(port.windows.memory),
             prefetchable: bytes(port.windows.prefetchable),
+            access_control: port.access_control.map(|control| {
+                let enabled = Acs::NAMES.iter().filter(|(bit, _)| control & bit != 0);
+                enabled.map(|(_, name)| (*name).to_owned()).collect()
+            }),
         });
         let ports: Vec<PortInfo> = ports.collect();
         let roots = tree.hierarchy.root_complexes().map(|root| RootComplexInfo {

@@ -89,7 +89,7 @@ fn device(device: &DeviceInfo) -> Value {
 }
 
 fn port(port: &PortInfo) -> Value {
-    json!({
+    let mut value = json!({
         "name": port.name,
         "kind": port.kind,
         "bdf": port.bdf.to_string(),
@@ -97,5 +97,9 @@ fn port(port: &PortInfo) -> Value {
         "devices": port.devices,
         "memory": port.memory,
         "prefetchable": port.prefetchable,
-    })
+    });
+    if let Some(map) = value.as_object_mut() {
+        put(map, "access_control", port.access_control.clone());
+    }
+    value
 }

@@ -197,6 +197,7 @@ impl Core {
                     devices: Vec::new(),
                     memory: 2 << 20,
                     prefetchable: 1 << 30,
+                    access_control: None,
                 };
                 reply.send(Ok(Listing { devices, ports: vec![port], root_complexes: Vec::new(), functions: Vec::new() }));
             }

@@ -11,6 +11,18 @@ pub struct Acs;
 impl Acs {
     /// The capability bits, which are also the writable control bits.
     pub const SERVICES: u32 = 0x5F;
+    /// Offset of capability and control from the capability's start.
+    pub const CAPABILITY_AND_CONTROL: u16 = 4;
+    /// Bits of the control register with their names, as lspci writes them.
+    pub const NAMES: [(u16, &'static str); 7] = [
+        (1 << 0, "SrcValid"),
+        (1 << 1, "TransBlk"),
+        (1 << 2, "ReqRedir"),
+        (1 << 3, "CmpltRedir"),
+        (1 << 4, "UpstreamFwd"),
+        (1 << 5, "EgressCtrl"),
+        (1 << 6, "DirectTrans"),
+    ];
 }
 
 impl ExtendedCapability for Acs {

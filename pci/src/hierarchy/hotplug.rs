@@ -60,6 +60,8 @@ pub struct PortInfo {
     pub requested: bool,
     /// Windows that a device has below it.
     pub windows: Windows,
+    /// Its ACS control register; `None` for ports without one.
+    pub access_control: Option<u16>,
     /// What its link registers show when a device is there.
     pub link: Link,
     /// Device 0 on the bus that the plan gives it: where a mirror of a newcomer lies.
@@ -250,6 +252,7 @@ impl Hierarchy {
             leaving: slot.is_some_and(Slot::leaving),
             requested: slot.is_some_and(Slot::requested),
             windows: usable(port),
+            access_control: port.access_control(),
             link: port.planned().spec.link,
             below: Sbdf { bdf: Bdf::new(port.planned().buses.secondary, Devfn::ZERO), ..node.planned_at },
         }

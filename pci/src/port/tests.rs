@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::access::Lanes;
-use crate::address::Sbdf;
+use crate::address::{Bdf, Devfn, Sbdf};
 use crate::caps::{id, walk};
 use crate::ext_caps::walk_extended;
 use crate::function::FunctionId;
@@ -126,13 +126,13 @@ fn each_kind_shows_its_capabilities_at_fixed_places() {
         (
             PortKind::Root,
             vec![(id::EXPRESS, EXPRESS), (id::MSI, MSI), (id::SUBSYSTEM, SUBSYSTEM), (id::POWER, POWER)],
-            vec![AER, ACS],
+            vec![AER, ACS, SERIAL],
         ),
-        (PortKind::Upstream, vec![(id::EXPRESS, EXPRESS), (id::SUBSYSTEM, SUBSYSTEM), (id::POWER, POWER)], vec![AER]),
+        (PortKind::Upstream, vec![(id::EXPRESS, EXPRESS), (id::SUBSYSTEM, SUBSYSTEM), (id::POWER, POWER)], vec![AER, SERIAL]),
         (
             PortKind::Downstream,
             vec![(id::EXPRESS, EXPRESS), (id::MSI, MSI), (id::SUBSYSTEM, SUBSYSTEM), (id::POWER, POWER)],
-            vec![AER, ACS],
+            vec![AER, ACS, SERIAL],
         ),
         (PortKind::PciBridge, vec![(id::EXPRESS, EXPRESS), (id::SUBSYSTEM, SUBSYSTEM), (id::POWER, POWER)], vec![]),
     ] {
@@ -141,6 +141,36 @@ fn each_kind_shows_its_capabilities_at_fixed_places() {
         assert_eq!(found, standard, "{kind:?}");
         let found: Vec<u16> = walk_extended(|at| read(&port, at)).iter().map(|c| c.offset).collect();
         assert_eq!(found, extended, "{kind:?}");
+    }
+}
+
+#[test]
+fn all_ports_of_a_switch_have_one_serial_number() {
+    let number = |kind, at: Bdf, secondary: u8| {
+        let (mut planned, mut port) = planned(kind, None, None, true);
+        (planned.at.bdf, port.buses.secondary) = (at, secondary);
+        let port = Port::new(&planned, &port, Arc::<FakeMsi>::default()).unwrap();
+        (read(&port, 0x168), read(&port, 0x164))
+    };
+    let at = |bus, device| Bdf::new(bus, Devfn::new(device, 0));
+    let upstream = number(PortKind::Upstream, at(2, 0), 3);
+    assert_eq!(upstream, (0x0242_4E59, 0x0300));
+    assert_eq!([number(PortKind::Downstream, at(3, 0), 4), number(PortKind::Downstream, at(3, 9), 5)], [upstream; 2]);
+    assert_eq!(number(PortKind::Root, at(0, 2), 1), (0x0242_4E59, 0x10));
+    assert_ne!(number(PortKind::Upstream, at(4, 0), 5), upstream);
+}
+
+#[test]
+fn access_control_is_what_software_has_enabled() {
+    for kind in KINDS {
+        let mut port = build(kind, None);
+        assert_eq!(port.access_control(), kind.has_link_below().then_some(0));
+        write(&mut port, ACS + 4, 0xFFFF_0000);
+        assert_eq!(port.access_control(), kind.has_link_below().then_some(0x5F), "no egress control");
+        write(&mut port, ACS + 4, 0x0005_0000);
+        assert_eq!(port.access_control(), kind.has_link_below().then_some(5));
+        port.reset(ResetKind::Hot);
+        assert_eq!(port.access_control(), kind.has_link_below().then_some(0));
     }
 }
 

@@ -157,11 +157,11 @@ fn of_port(function: &PlannedFunction, port: &PlannedPort) -> Vec<String> {
         link: Some((link.max, up.then_some(link.current))),
         standard,
         extended: if below {
-            vec!["aer", "acs"]
+            vec!["aer", "acs", "serial"]
         } else if to_pci {
             Vec::new()
         } else {
-            vec!["aer"]
+            vec!["aer", "serial"]
         },
         msi: u16::from(below),
         msix: 0,
