@@ -165,8 +165,26 @@ pub struct DeviceInfo {
     pub host: Option<String>,
     /// Peer-to-peer clique.
     pub clique: Option<u8>,
+    /// Its memory BARs.
+    pub bars: Vec<BarInfo>,
     /// What there is to say beside that, in a few words, such as its ids or its image.
     pub label: String,
+}
+
+/// A memory BAR and who reaches it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BarInfo {
+    /// Its number; 6 is the expansion ROM.
+    pub bar: u8,
+    /// First address, while the guest reaches it.
+    pub address: Option<u64>,
+    /// Bytes.
+    pub size: u64,
+    /// How the guest reaches it: `direct`, in parts at least; `exits`; `hidden`.
+    pub guest: &'static str,
+    /// Whether other host functions reach it by DMA: `mapped`; `off`, as configured; `failed`; `unmapped`, since it is hidden;
+    /// `emulated`, which none of them reaches.
+    pub dma: &'static str,
 }
 
 /// What a device is.

@@ -188,6 +188,14 @@ impl Session {
         matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// Resident memory, KiB; 0 when it has ended.
+    #[must_use]
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    }
+
     /// Number of open descriptors, and of threads.
     #[must_use]
     pub fn usage(&self) -> Option<(usize, usize)> {

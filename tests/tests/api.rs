@@ -1,8 +1,10 @@
 //! The API socket and devices that come and go, from the outside: raw requests to the real executable.
 
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tests::Guest;
@@ -152,20 +154,20 @@ fn case_b3_a_device_that_cannot_be_added_is_told_what_there_is() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
-fn case_b5_rounds_of_adding_and_removing_leave_nothing_behind() {
+fn case_b5_a_thousand_rounds_of_adding_and_removing_leave_nothing_behind() {
     let mut server = Server::run(&slots("quiet=1", "root-ports=2"));
     server.process.expect("slots 2");
     let mut before = None;
-    for round in 0..60 {
+    for round in 0..1000 {
         let interrupts = ["msix=4", "msi=2", "intx=A"][round % 3];
         let device = format!("stub,id=x,bar0=64K:mem32,bar1=1M:mem64:prefetchable,{interrupts},dma=on");
         server.until("PUT vm.add-device", &format!(r#"{{"banyan":"{device}"}}"#), 200);
-        if round % 4 == 0 {
+        if round % 20 == 0 {
             // Long enough for the guest to use it.
             thread::sleep(Duration::from_millis(20));
         }
         assert_eq!(server.remove("x"), 204);
-        if round == 5 || round == 59 {
+        if round == 20 || round == 999 {
             // A name is free again when the guest has taken note.
             server.until("PUT vm.remove-device", r#"{"id":"x"}"#, 404);
             let counters = server.expect("GET vm.counters", "", 200);
@@ -173,8 +175,10 @@ fn case_b5_rounds_of_adding_and_removing_leave_nothing_behind() {
             let slots: u32 = slots.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap();
             // Threads of copy engines end by themselves.
             thread::sleep(Duration::from_millis(100));
-            let now = (server.process.usage(), slots);
-            assert_eq!(*before.get_or_insert(now), now, "after round {round}");
+            let (now, memory) = ((server.process.usage(), slots), server.process.resident());
+            let (then, first) = *before.get_or_insert((now, memory));
+            assert_eq!(then, now, "after round {round}");
+            assert!(memory < first + 512, "memory grew from {first} to {memory} KiB");
         }
     }
     assert_eq!(server.devices(), "");
@@ -355,4 +359,50 @@ fn case_b7_functions_that_come_together_are_one_device_to_the_guest() {
     server.process.expect(all[2]);
     server.process.send("\n");
     server.process.finish().expect_code(1).expect_output(&["came 2 left 1"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_c10_what_a_bar_loses_is_shown_for_each_of_them() {
+    let device = "stub,id=dev,bar0=64K:mem32,bar2=1M:mem64:prefetchable,bar4=16M:mem64:prefetchable,direct=0+4,dma=on";
+    let mut server = Server::run(&slots("", "root-ports=1").devices(&[device]));
+    server.process.expect("slots 1");
+    let info = server.until("GET vm.info", "", 200);
+    let (_, bars) = info.split_once(r#""bars":["#).unwrap_or_else(|| panic!("{info}"));
+    for (bar, guest) in [(0, "direct"), (2, "exits"), (4, "direct")] {
+        let shown = bars.split('}').find(|shown| shown.contains(&format!(r#""bar":{bar}"#))).unwrap_or_else(|| panic!("{info}"));
+        assert!(shown.contains(&format!(r#""guest":"{guest}""#)) && shown.contains(r#""dma":"emulated""#), "{bar}: {shown}");
+    }
+    server.refuses("stub,id=x,p2p=off", 400, &["p2p"]);
+    server.process.send("\n");
+    let outcome = server.process.finish();
+    outcome
+        .expect_code(1)
+        .expect_error(&["dev: BARs that the guest reaches by exits: 2; that no other device reaches by DMA: none"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_b8_a_busy_host_delays_no_addition() {
+    let mut server = Server::run(&slots("", "root-ports=1"));
+    server.process.expect("slots 1");
+    let over = Arc::new(AtomicBool::new(false));
+    let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let work = |over: Arc<AtomicBool>| move || while !over.load(Ordering::Relaxed) {};
+    let busy: Vec<_> = (0..2 * cpus).map(|_| thread::spawn(work(over.clone()))).collect();
+    let mut times = Vec::new();
+    for _ in 0..100 {
+        let start = Instant::now();
+        server.until("PUT vm.add-device", &format!(r#"{{"banyan":"stub,id=x,{WORKER}"}}"#), 200);
+        times.push(start.elapsed());
+        server.process.expect("came 01:00.0");
+        assert!(start.elapsed() < Duration::from_secs(3), "runtimes wait no longer");
+        assert_eq!(server.remove("x"), 204);
+        server.process.expect("left 01:00.0");
+        server.until("PUT vm.remove-device", r#"{"id":"x"}"#, 404);
+    }
+    over.store(true, Ordering::Relaxed);
+    busy.into_iter().for_each(|thread| thread.join().unwrap());
+    times.sort_unstable();
+    assert!(times[98] < Duration::from_secs(1), "{times:?}");
 }

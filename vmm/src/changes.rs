@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use api::config::VmConfig;
 use pci::topology::{EndpointSpec, Name, Parent, PlannedKind};
 
+use crate::effects::BarAccess;
 use crate::plan::MachinePlan;
 use crate::resize::Extent;
 use crate::spec::Endpoint;
@@ -31,6 +32,8 @@ pub struct AddedFunction {
     pub endpoint: Endpoint,
     /// What must be known to place it.
     pub spec: EndpointSpec,
+    /// Who reaches its BARs.
+    pub access: BarAccess,
     /// Its number, 0 to 7.
     pub number: u8,
 }
@@ -148,7 +151,7 @@ mod tests {
         let mut changes = Changes::default();
         let functions = [("x", 0), ("y", 1)].map(|(name, number)| {
             let (endpoint, spec) = (endpoint.clone(), planned.spec.clone());
-            AddedFunction { name: Name::from(name), endpoint, spec, number }
+            AddedFunction { name: Name::from(name), endpoint, spec, access: BarAccess::default(), number }
         });
         changes.add(Added { functions: functions.into(), port: Name::from("port0"), root_number: None });
         changes.remove(&[Name::from("x"), Name::from("y")]);

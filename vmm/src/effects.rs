@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use api::config::{BarChoice, DeviceConfig};
+use api::info::BarInfo;
 use devices::complaints::{Complaints, chain};
 use devices::vfio::Domain;
 use log::Level;
@@ -31,8 +33,28 @@ pub struct Endpoint {
     pub bus_master: Arc<AtomicBool>,
     /// Whether its BAR memory is a host device's and goes into the DMA domain.
     pub hardware: bool,
+    /// Who reaches its BARs.
+    pub access: BarAccess,
     /// Size and pieces of each BAR.
     pub bars: BTreeMap<BarIndex, (u64, Vec<BarPiece>)>,
+}
+
+/// Who reaches the BARs of a device, apart from its own driver. The two are independent: memory that the guest reaches by
+/// exits can be a target of DMA, and the other way round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BarAccess {
+    /// The guest without exits.
+    pub direct: BarChoice,
+    /// Other host functions by DMA.
+    pub p2p: BarChoice,
+}
+
+impl BarAccess {
+    /// As configured.
+    #[must_use]
+    pub const fn of(device: &DeviceConfig) -> Self {
+        Self { direct: device.direct, p2p: device.p2p }
+    }
 }
 
 struct Mapped {
@@ -106,6 +128,18 @@ impl Mapper {
 
     /// Makes an endpoint known, before any effect names it.
     pub fn add(&mut self, id: FunctionId, endpoint: Endpoint) {
+        if endpoint.access != BarAccess::default() {
+            let list = |choice: BarChoice| {
+                let without: Vec<String> =
+                    endpoint.bars.keys().filter(|bar| !choice.has(**bar)).map(ToString::to_string).collect();
+                if without.is_empty() { "none".to_owned() } else { without.join(", ") }
+            };
+            let (trapped, unmapped) = (list(endpoint.access.direct), list(endpoint.access.p2p));
+            let name = &endpoint.name;
+            log::warn!(
+                "{name}: BARs that the guest reaches by exits: {trapped}; that no other device reaches by DMA: {unmapped}"
+            );
+        }
         self.endpoints.insert(id, endpoint);
     }
 
@@ -125,6 +159,33 @@ impl Mapper {
         }
         self.endpoints.remove(&id);
         self.complaints.remove(&id);
+    }
+
+    /// The memory BARs of an endpoint and who reaches them at this moment.
+    #[must_use]
+    pub fn bars(&self, id: FunctionId) -> Vec<BarInfo> {
+        let Some(endpoint) = self.endpoints.get(&id) else { return Vec::new() };
+        let bars = endpoint.bars.iter().map(|(bar, (size, _))| {
+            let mapped = self.mapped.get(&(id, *bar)).filter(|mapped| mapped.reachable);
+            BarInfo {
+                bar: *bar,
+                address: mapped.map(|mapped| mapped.at),
+                size: *size,
+                guest: match mapped {
+                    None => "hidden",
+                    Some(mapped) if mapped.slots.is_empty() => "exits",
+                    Some(_) => "direct",
+                },
+                dma: match mapped {
+                    _ if !endpoint.hardware => "emulated",
+                    _ if !endpoint.access.p2p.has(*bar) => "off",
+                    None => "unmapped",
+                    Some(mapped) if mapped.dma => "mapped",
+                    Some(_) => "failed",
+                },
+            }
+        });
+        bars.collect()
     }
 
     /// The memory slots, for RAM.
@@ -239,7 +300,7 @@ impl Mapper {
         let counts = self.counts.entry(key).or_default();
         for piece in pieces {
             let BarPiece::Direct { offset, len, pages } = *piece else { continue };
-            if !endpoint.hardware && len > EMULATED_SLOT_MAX {
+            if !endpoint.access.direct.has(key.1) || !endpoint.hardware && len > EMULATED_SLOT_MAX {
                 continue;
             }
             // SAFETY: a function keeps the memory of its direct pieces mapped while it is attached, and the machine ends
@@ -261,7 +322,7 @@ impl Mapper {
                 }
             }
         }
-        if let (true, Some(domain)) = (endpoint.hardware, &self.domain) {
+        if let (true, Some(domain)) = (endpoint.hardware && endpoint.access.p2p.has(key.1), &self.domain) {
             // SAFETY: as above; the machine ends its DMA domain before it lets go of any function.
             match unsafe { domain.map_bar(&endpoint.name, key.1, at, pieces) } {
                 Ok(()) => {

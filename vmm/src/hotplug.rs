@@ -22,6 +22,7 @@ use thiserror::Error;
 use crate::backends::BackendError;
 use crate::cdi::CdiError;
 use crate::changes::{Added, AddedFunction, Changes};
+use crate::effects::BarAccess;
 use crate::endpoints::FunctionError;
 use crate::host::{self, HostError};
 use crate::listing;
@@ -110,7 +111,7 @@ impl HotPlug {
         for (function, number) in &device {
             let name = self.name(machine, function, &functions)?;
             let (endpoint, spec) = self.look(config, function, &name, &functions)?;
-            functions.push(AddedFunction { name, endpoint, spec, number: *number });
+            functions.push(AddedFunction { name, endpoint, spec, access: BarAccess::of(function), number: *number });
         }
         self.put(machine, functions, device.first().and_then(|(first, _)| first.on.as_deref()))
     }
@@ -135,7 +136,13 @@ impl HotPlug {
             machine.parts().1.backends().take_taps(&name, net, taps).map_err(HotPlugError::Backend)?;
         }
         let spec = device.endpoint();
-        let function = AddedFunction { name: name.clone(), endpoint: Endpoint::Virtio(device), spec, number: 0 };
+        let function = AddedFunction {
+            name: name.clone(),
+            endpoint: Endpoint::Virtio(device),
+            spec,
+            access: BarAccess::default(),
+            number: 0,
+        };
         let put = self.put(machine, vec![function], None);
         if put.is_err() {
             machine.parts().1.backends().close(&name);

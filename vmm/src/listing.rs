@@ -1,10 +1,10 @@
 //! What a machine has at this moment, as the API shows it: devices and ports with the addresses that the guest has given them.
 
-use api::info::{DeviceClass, DeviceInfo, FunctionInfo, Listing, PciAddress, PortInfo, RootComplexInfo};
+use api::info::{BarInfo, DeviceClass, DeviceInfo, FunctionInfo, Listing, PciAddress, PortInfo, RootComplexInfo};
 use devices::virtio::Kind;
 use pci::address::Sbdf;
-use pci::function::FunctionId;
 use pci::ext_caps::Acs;
+use pci::function::FunctionId;
 use pci::hierarchy::{self, EndpointInfo};
 use pci::topology::{Name, Parent, PlannedKind, PortKind, Window};
 
@@ -97,9 +97,17 @@ fn host(what: &Endpoint) -> Option<String> {
 /// All devices, by address.
 #[must_use]
 pub fn devices(machine: &Machine, hotplug: &HotPlug) -> Vec<DeviceInfo> {
-    let endpoints: Vec<EndpointInfo> = machine.pci().change(|tree| tree.hierarchy.endpoints().collect());
-    let mut devices: Vec<DeviceInfo> =
-        endpoints.iter().map(|endpoint| info(endpoint, hotplug.endpoint(&endpoint.name))).collect();
+    let endpoints: Vec<(EndpointInfo, Vec<BarInfo>)> = machine.pci().change(|tree| {
+        let mapper = &tree.mapper;
+        let with_bars = |endpoint: EndpointInfo| {
+            let bars = mapper.bars(endpoint.id);
+            (endpoint, bars)
+        };
+        tree.hierarchy.endpoints().map(with_bars).collect()
+    });
+    let info =
+        |(endpoint, bars): (EndpointInfo, Vec<BarInfo>)| DeviceInfo { bars, ..info(&endpoint, hotplug.endpoint(&endpoint.name)) };
+    let mut devices: Vec<DeviceInfo> = endpoints.into_iter().map(info).collect();
     devices.sort_by_key(|device| device.bdf);
     devices
 }
@@ -152,6 +160,7 @@ fn info(endpoint: &EndpointInfo, what: Option<&Endpoint>) -> DeviceInfo {
         port: Some(endpoint.on.to_string()),
         host: what.and_then(host),
         clique: what.and_then(clique),
+        bars: Vec::new(),
         label: match what {
             Some(Endpoint::Stub(stub)) => format!("{:04x}:{:04x}", stub.ids.vendor, stub.ids.device),
             Some(Endpoint::Virtio(device)) => device.label(),

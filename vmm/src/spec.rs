@@ -27,6 +27,7 @@ use thiserror::Error;
 use crate::cliques;
 use crate::cmdline;
 use crate::cold_plug::{self, ColdPlugError, Loose};
+use crate::effects::BarAccess;
 use crate::host::tree::{HostNode, HostTree};
 use crate::numa::{self, GuestNuma, NumaError};
 use crate::processors;
@@ -72,6 +73,8 @@ pub struct Spec {
     pub topology: Topology,
     /// What each endpoint is.
     pub endpoints: BTreeMap<Name, Endpoint>,
+    /// Who reaches the BARs of those where it is not everybody.
+    pub access: BTreeMap<Name, BarAccess>,
     /// The host functions that ports and endpoints stand for, where they stand for one.
     pub stands_for: BTreeMap<Name, HostBdf>,
     /// Memory nodes, if the guest is to know of any.
@@ -211,6 +214,9 @@ impl Spec {
                 }
             }
         };
+        if BarAccess::of(device) != BarAccess::default() {
+            self.access.insert(Name(name.to_owned()), BarAccess::of(device));
+        }
         self.endpoints.insert(Name(name.to_owned()), endpoint);
         Ok(planned)
     }

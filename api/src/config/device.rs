@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 use thiserror::Error;
 
+use super::bar_choice::BarChoice;
 use super::cdi::{self, CdiName};
 use super::flags::{Flag, FlagError, Pairs, choice};
 use super::size::Size;
@@ -30,6 +31,10 @@ pub struct DeviceConfig {
     pub clique: Option<CliqueId>,
     /// The clique is shown on a device that is no NVIDIA display controller, too.
     pub clique_any_vendor: bool,
+    /// BARs whose memory the guest reaches without exits.
+    pub direct: BarChoice,
+    /// BARs whose memory other host functions of the machine reach by DMA.
+    pub p2p: BarChoice,
     /// What it is.
     pub kind: DeviceKind,
 }
@@ -103,6 +108,8 @@ struct Fields {
     attach: Option<Attach>,
     clique: Option<CliqueId>,
     clique_any_vendor: bool,
+    direct: BarChoice,
+    p2p: BarChoice,
     ids: Option<IdPair>,
     class: Option<ClassCode>,
     subsystem: Option<IdPair>,
@@ -150,6 +157,9 @@ impl TryFrom<Fields> for DeviceConfig {
         if let (Some(on), Some(attach)) = (&fields.on, fields.attach) {
             return Err(DeviceError::OnAndAttach { on: on.clone(), attach });
         }
+        if matches!(kind, DeviceKind::Stub(_)) && fields.p2p != BarChoice::ALL {
+            return Err(DeviceError::PeerToPeerOfStub);
+        }
         if fields.clique.is_none() && fields.clique_any_vendor {
             return Err(DeviceError::AnyVendorWithoutClique);
         }
@@ -161,6 +171,8 @@ impl TryFrom<Fields> for DeviceConfig {
             attach: fields.attach,
             clique: fields.clique,
             clique_any_vendor: fields.clique_any_vendor,
+            direct: fields.direct,
+            p2p: fields.p2p,
             kind,
         })
     }
@@ -245,6 +257,11 @@ impl fmt::Display for DeviceConfig {
         pairs.optional("attach", self.attach.as_ref().map(|attach| attach as _))?;
         pairs.optional("clique", self.clique.map(CliqueId::get).as_ref().map(|clique| clique as _))?;
         pairs.switch("clique-any-vendor", self.clique_any_vendor, false)?;
+        for (key, choice) in [("direct", &self.direct), ("p2p", &self.p2p)] {
+            if *choice != BarChoice::ALL {
+                pairs.pair(key, choice)?;
+            }
+        }
         match &self.kind {
             DeviceKind::Vfio(_) | DeviceKind::Cdi(_) => Ok(()),
             DeviceKind::Stub(stub) => stub.print(&mut pairs),
@@ -283,6 +300,9 @@ pub enum DeviceError {
         /// Which kind of bus.
         attach: Attach,
     },
+    /// Nothing to switch off.
+    #[error("`p2p` is for functions of the host; none of them reaches the memory of a stub, leave it out")]
+    PeerToPeerOfStub,
     /// 16 and above.
     #[error("clique {number} does not exist; cliques are 0 to 15")]
     Clique {

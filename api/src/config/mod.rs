@@ -4,6 +4,7 @@
 //! is printed reads back as the same value.
 
 mod balloon;
+mod bar_choice;
 mod boot;
 mod cdi;
 mod cpu;
@@ -28,6 +29,7 @@ mod vm;
 mod vsock;
 
 pub use balloon::BalloonConfig;
+pub use bar_choice::{BarChoice, BarChoiceError};
 pub use boot::{KernelConfig, Payload};
 pub use cdi::{CdiName, CdiNameError};
 pub use cpu::{CpuConfig, CpuError, CpuTopology};

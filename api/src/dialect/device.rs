@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::json::{Notes, bad, read, refused};
 use super::small::{missing, no_iommu};
 use crate::config::flags::FlagError;
-use crate::config::{CliqueId, DeviceConfig, DeviceError, DeviceKind, VfioConfig};
+use crate::config::{BarChoice, CliqueId, DeviceConfig, DeviceError, DeviceKind, VfioConfig};
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
@@ -42,6 +42,8 @@ impl DeviceBody {
             attach: None,
             clique,
             clique_any_vendor: false,
+            direct: BarChoice::ALL,
+            p2p: BarChoice::ALL,
             kind: DeviceKind::Vfio(VfioConfig { path }),
         })
     }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{disk, net};
 use crate::config::{DeviceConfig, DeviceKind, HugePageSize, NumaConfig, OutputConfig, Payload, VmConfig};
-use crate::info::{DeviceInfo, Phase, Progress, VmInfo};
+use crate::info::{BarInfo, DeviceInfo, Phase, Progress, VmInfo};
 
 /// What is said of the width of addresses where it was not asked for: the dialect's own default.
 const PHYSICAL_BITS: u8 = 46;
@@ -53,6 +53,7 @@ fn device_node(device: &DeviceInfo) -> Value {
         "kind": device.kind.to_string(),
         "pci_bdf": device.bdf.to_string(),
         "pci_path": device.path,
+        "bars": device.bars.iter().map(bar).collect::<Vec<_>>(),
     });
     if let Some(map) = node.as_object_mut() {
         disk::put(map, "host_bdf", device.host.as_deref());
@@ -60,6 +61,14 @@ fn device_node(device: &DeviceInfo) -> Value {
         disk::put(map, "clique", device.clique);
     }
     node
+}
+
+fn bar(bar: &BarInfo) -> Value {
+    let mut value = json!({ "bar": bar.bar, "size": bar.size, "guest": bar.guest, "dma": bar.dma });
+    if let Some(map) = value.as_object_mut() {
+        disk::put(map, "address", bar.address.map(|address| format!("{address:#x}")));
+    }
+    value
 }
 
 fn config(config: &VmConfig) -> Value {

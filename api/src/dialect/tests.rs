@@ -314,6 +314,7 @@ fn info_tells_phase_progress_and_places() {
         port: Some("dsp1".into()),
         host: Some("0000:41:00.0".into()),
         clique: Some(0),
+        bars: Vec::new(),
         label: String::new(),
     };
     let progress = Some(Progress { step: Step::DmaMap, done: 3, total: 4 });

@@ -230,6 +230,7 @@ impl Core {
             port: None,
             host,
             clique: None,
+            bars: Vec::new(),
             label: "f\u{fc}r Tests".into(),
         };
         self.published.update(|state| state.devices.push(info.clone()));

@@ -46,6 +46,7 @@ fn gpu() -> DeviceInfo {
         port: Some("dsp1".into()),
         host: Some("0000:41:00.0".into()),
         clique: Some(0),
+        bars: Vec::new(),
         label: "10de:2901".into(),
     }
 }
@@ -71,6 +72,7 @@ fn devices_and_ports_are_shown_in_two_tables() {
             devices: Vec::new(),
             memory: 2 << 20,
             prefetchable: 256 << 30,
+            access_control: None,
         };
         reply.send(Ok(Listing {
             devices: vec![gpu(), plain],

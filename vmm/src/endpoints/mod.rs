@@ -27,7 +27,7 @@ use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
 use crate::address_space::{AddressSpace, BusMaster};
 use crate::backends::{BackendError, Backends};
-use crate::effects::Endpoint;
+use crate::effects::{BarAccess, Endpoint};
 use crate::groundwork::{self, Functions, GroundworkError};
 use crate::host;
 use crate::kvm::{GsiTable, KvmError, SharedIntx, SignalMsi, Vm};
@@ -56,6 +56,8 @@ pub struct Order<'a> {
     pub id: FunctionId,
     /// What it is.
     pub endpoint: &'a spec::Endpoint,
+    /// Who reaches its BARs.
+    pub access: BarAccess,
     /// BARs that its place was planned for.
     pub bars: [Option<BarSpec>; 6],
     /// The interrupt controller's input for its INTx pin.
@@ -114,6 +116,7 @@ impl Factory {
             name: &planned.name.0,
             id: planned.id,
             endpoint,
+            access: spec.access.get(&planned.name).copied().unwrap_or_default(),
             bars: numbers.spec.bars,
             gsi: numbers.intx.map(intx::gsi),
             placement: placement(plan, planned),
@@ -142,7 +145,7 @@ impl Factory {
         bars.extend(made.bars().spec(ROM).map(|spec| (ROM, (spec.size, made.bar_layout(ROM)))));
         drop(made);
         let hardware = matches!(order.endpoint, spec::Endpoint::Vfio { .. });
-        Ok(Endpoint { name: order.name.to_owned(), function, bus_master, hardware, bars })
+        Ok(Endpoint { name: order.name.to_owned(), function, bus_master, hardware, access: order.access, bars })
     }
 
     /// What virtio devices use of the host.

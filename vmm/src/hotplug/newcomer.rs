@@ -103,7 +103,8 @@ pub(super) fn plug(pci: &PciBus, factory: &mut Factory, port: &PortInfo, device:
         });
         let placement = Placement::BelowPort(port.link);
         let (name, endpoint, bars) = (function.name.0.as_str(), &function.endpoint, function.spec.bars);
-        made.push((id, at, factory.make(&Order { name, id, endpoint, bars, gsi, placement })?));
+        let access = function.access;
+        made.push((id, at, factory.make(&Order { name, id, endpoint, access, bars, gsi, placement })?));
     }
     factory.attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
     let domain = factory.domain();
@@ -145,7 +146,8 @@ pub(super) fn plug_on_root(
     let pin = function.spec.interrupt_pin.checked_sub(1);
     let gsi = pin.map(|pin| intx::gsi(IntxRoute { root_complex: 0, device: number, pin }));
     let (name, endpoint, bars) = (function.name.0.as_str(), &function.endpoint, function.spec.bars);
-    let made = factory.make(&Order { name, id, endpoint, bars, gsi, placement: Placement::RootBus })?;
+    let access = function.access;
+    let made = factory.make(&Order { name, id, endpoint, access, bars, gsi, placement: Placement::RootBus })?;
     factory.attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
     let domain = factory.domain();
     let newcomer = Newcomer { id, name: function.name.clone(), at, function: Shared::clone(&made.function), mirrored: false };
