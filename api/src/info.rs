@@ -208,6 +208,8 @@ pub enum DeviceClass {
     Balloon,
     /// virtio-console.
     Console,
+    /// A watchdog.
+    Watchdog,
     /// A function served by another process over vfio-user.
     VfioUser,
 }
@@ -224,6 +226,7 @@ impl fmt::Display for DeviceClass {
             Self::Rng => "rng",
             Self::Balloon => "balloon",
             Self::Console => "console",
+            Self::Watchdog => "watchdog",
             Self::VfioUser => "vfio-user",
         })
     }

@@ -8,6 +8,7 @@
 //! | what of failures that guests cause is logged? | [`complaints`] |
 //! | how does ACPI learn of processors and memory that come and go? | [`acpi`] |
 //! | how does a guest drive a paravirtual device, and what serves its disk? | [`virtio`] |
+//! | what happens to a guest that stands still? | [`watchdog`] |
 //!
 //! Devices know neither KVM nor the configuration that asked for them. They reach interrupts and memory through the
 //! seams of [`pci::seams`].
@@ -18,3 +19,4 @@ pub mod legacy;
 pub mod stub;
 pub mod vfio;
 pub mod virtio;
+pub mod watchdog;

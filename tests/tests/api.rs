@@ -24,6 +24,7 @@ fn a_machine_that_cannot_be_is_refused_when_it_is_created() {
     let server = Server::empty();
     let kernel = image("echo.elf");
     for (more, status, part) in [
+        (r#","vsock":{"cid":2,"socket":"/tmp/v.sock"}"#, 400, "cid"),
         (r#","devices":[{"path":"/sys/bus/pci/devices/0000:99:00.0"}]"#, 400, "0000:99:00.0"),
         (r#","devices":[{"banyan":"stub,id=a"},{"banyan":"stub,id=a"}]"#, 400, "named `a`"),
     ] {

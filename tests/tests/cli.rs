@@ -21,7 +21,7 @@ fn wrong_usage_ends_with_exit_code_2_and_names_the_fault() {
             vec!["--memory", "`shraed`", "did you mean `shared`?", "prefault"],
         ),
         (vec!["run", "--kernel", "k", "--memory", "1G,size=2G"], vec!["--memory", "`size` is given twice"]),
-        (vec!["run", "--kernel", "k", "--serial", "pty"], vec!["--serial", "`pty`", "file=PATH"]),
+        (vec!["run", "--kernel", "k", "--serial", "pts"], vec!["--serial", "`pts`", "file=PATH"]),
         (vec!["run", "--kernel", "k", "--device", "03:00.0,clique=16"], vec!["--device", "clique 16", "0 to 15"]),
         (vec!["run", "--kernel", "k", "--device", "stub,bar0=16M"], vec!["--device", "key `bar0`", "mem32, mem64 or io"]),
         (vec!["run", "--kernel", "k", "--pcie", "topology=hots"], vec!["--pcie", "did you mean `host`?"]),

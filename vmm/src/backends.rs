@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use api::config::{DiskConfig, FsConfig, ImageFormat, MacAddress, NetConfig};
 use api::http::{ListenError, Listening};
+use devices::virtio::balloon::BalloonControl;
 use devices::virtio::block::{Format, Image, ImageError};
 use devices::virtio::net::tap::{Tap, TapError};
 use devices::virtio::vhost_user::{Connection, ConnectionError, RemoteSpec, Served};
@@ -33,6 +34,10 @@ pub enum Backend {
     Taps(Vec<Arc<Tap>>, MacAddress),
     /// A process that serves the device.
     Server(Arc<Connection>),
+    /// How large a balloon shall be.
+    Balloon(Arc<BalloonControl>),
+    /// Nothing that would have to be opened.
+    None,
 }
 
 /// The host's sides of all devices, by name.
@@ -88,6 +93,16 @@ impl Backends {
         servers.try_for_each(|server| server.memory_grew(memory))
     }
 
+    /// The balloon, if there is one.
+    #[must_use]
+    pub fn balloon(&self) -> Option<Arc<BalloonControl>> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.values().find_map(|backend| match backend {
+            Backend::Balloon(control) => Some(Arc::clone(control)),
+            _ => None,
+        })
+    }
+
     /// Closes the side of a device that has left for good.
     pub fn close(&self, name: &Name) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
@@ -109,6 +124,9 @@ impl Backend {
                 let connection = Connection::open(&folder.socket, folder_spec(folder).all_queues())?;
                 Ok(Self::Server(Arc::new(connection)))
             }
+            Virtio::Balloon(balloon) => Ok(Self::Balloon(BalloonControl::new(balloon.size.bytes()))),
+            // Consoles are opened together: several may share the terminal.
+            Virtio::Console(_) => Ok(Self::None),
         }
     }
 
@@ -120,6 +138,8 @@ impl Backend {
             Self::Random(file) => file.try_clone().map(Self::Random).map_err(BackendError::Descriptor),
             Self::Taps(taps, mac) => Ok(Self::Taps(taps.clone(), *mac)),
             Self::Server(connection) => Ok(Self::Server(Arc::clone(connection))),
+            Self::Balloon(control) => Ok(Self::Balloon(Arc::clone(control))),
+            Self::None => Ok(Self::None),
         }
     }
 }

@@ -283,11 +283,15 @@ struct RunArguments {
     #[arg(verbatim_doc_comment)]
     numa: Vec<NumaFlag>,
 
-    /// Serial port: stdio, file=PATH or off [default: stdio]
+    /// Serial port: stdio, file=PATH, pty, socket=PATH or off [default: stdio]
     ///
     ///   stdio (or tty)       standard input and output; on a terminal, Ctrl-A x
     ///                        ends the machine
     ///   file=PATH            output to this file, created or emptied
+    ///   pty                  a new terminal; `banyan ctl info` and
+    ///                        --log info tell its path
+    ///   socket=PATH          a unix socket for one client at a time; what is
+    ///                        printed while none is there waits, up to 1 MiB
     ///   off (or null)        the port is there, its output is dropped
     #[arg(long, value_name = "WHERE", value_parser = serial, help_heading = MACHINE, verbatim_doc_comment)]
     serial: Option<OutputConfig>,
@@ -449,7 +453,7 @@ struct RunArguments {
     #[arg(verbatim_doc_comment)]
     log: Option<LogConfig>,
 
-    /// Debug console at port 0xE9: stdio, file=PATH or off [default: no such port]
+    /// Debug console at port 0xE9, with the places of --serial [default: no such port]
     #[arg(long, value_name = "WHERE", value_parser = debug_console, help_heading = RUN)]
     debug_console: Option<OutputConfig>,
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use devices::legacy::{Console, Drained, PowerEvent, Serial};
+use devices::legacy::{Console, Drained, InputLine, PowerEvent};
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use thiserror::Error;
 use vmm_sys_util::epoll::EventSet;
@@ -21,6 +21,8 @@ use crate::working_set;
 pub enum End {
     /// The guest asked.
     Power(PowerEvent),
+    /// The guest did not serve its watchdog.
+    Watchdog,
     /// A vCPU cannot go on.
     Vcpu(Ended),
     /// A signal asked.
@@ -61,10 +63,10 @@ impl Ending {
     }
 }
 
-/// A serial line connected to standard input.
+/// A console connected to standard input.
 pub struct Input {
     /// The line.
-    pub serial: Arc<Serial>,
+    pub line: Arc<dyn InputLine>,
     /// Where characters come from.
     pub from: OwnedFd,
     /// Whether Ctrl-A is an escape: x ends the machine, a second Ctrl-A is passed on.
@@ -203,7 +205,7 @@ impl Driver {
     fn read(&mut self, ops: &mut EventOps<'_>) {
         let Some(input) = &self.input else { return };
         let mut buffer = [0; 1024];
-        let room = input.serial.room().min(buffer.len());
+        let room = input.line.room().min(buffer.len());
         let Some(buffer) = buffer.get_mut(..room).filter(|buffer| !buffer.is_empty()) else {
             let _ = ops.remove(Events::with_data(&input.from, INPUT, EventSet::IN));
             return;
@@ -244,7 +246,7 @@ impl Driver {
                 (_, _, byte) => self.pending.push(byte),
             }
         }
-        let taken = input.serial.enqueue(&self.pending);
+        let taken = input.line.enqueue(&self.pending);
         self.pending.drain(..taken.min(self.pending.len()));
     }
 
@@ -258,7 +260,7 @@ impl Driver {
             return;
         }
         self.read(ops);
-        if let Some(input) = self.input.as_ref().filter(|input| input.serial.room() > 0) {
+        if let Some(input) = self.input.as_ref().filter(|input| input.line.room() > 0) {
             let _ = input.resume.write(1);
         }
     }

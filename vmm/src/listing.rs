@@ -153,6 +153,7 @@ fn info(endpoint: &EndpointInfo, what: Option<&Endpoint>) -> DeviceInfo {
         kind: match what {
             Some(Endpoint::Vfio { .. }) => DeviceClass::Vfio,
             Some(Endpoint::Virtio(device)) => class(device),
+            Some(Endpoint::Watchdog) => DeviceClass::Watchdog,
             Some(Endpoint::Stub(_)) | None => DeviceClass::Stub,
         },
         bdf: address(endpoint.at),

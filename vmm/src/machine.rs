@@ -14,12 +14,12 @@ use arch::x86_64::{layout, reset_vector, smbios};
 use devices::acpi::{HotPlugRegisters, MemoryDevice};
 use devices::legacy::{ConsoleSink, Serial};
 use devices::vfio::Domain;
-use devices::virtio::Memory;
+use devices::virtio::balloon::BalloonControl;
 use devices::virtio::vhost_user::ConnectionError;
+use devices::virtio::{Memory, console};
 use kvm_bindings::CpuId;
 use thiserror::Error;
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::address_space::AddressSpace;
 use crate::backends::Backends;
@@ -55,8 +55,10 @@ pub struct Surroundings {
     pub serial: Arc<dyn ConsoleSink>,
     /// Where the debug console's output goes; `None` leaves its port empty.
     pub debug_console: Option<Arc<dyn ConsoleSink>>,
-    /// Signalled when a full serial line has room again.
-    pub resume: Arc<EventFd>,
+    /// Where a virtio console's output goes.
+    pub console: Option<Arc<dyn ConsoleSink>>,
+    /// Called when a console that was full has room for input again.
+    pub resume: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// What a machine is made of, decided before it is made.
@@ -83,6 +85,8 @@ pub struct Machine {
     threads: Threads,
     /// The serial line, for input.
     pub serial: Arc<Serial>,
+    /// The virtio console, for input.
+    pub console: Option<Arc<console::Input>>,
     /// Where its end is announced.
     pub ending: Arc<Ending>,
     pci: Arc<PciBus>,
@@ -126,6 +130,16 @@ impl Machine {
         let routes = GsiTable::new(vm.fd());
         let backends = Arc::clone(design.backends);
         let mut factory = Factory::new(Arc::clone(&vm), memory.clone(), functions, Arc::clone(&space), routes.clone(), backends);
+        factory.set_expired({
+            let ending = Arc::clone(&ending);
+            Arc::new(move || ending.say(End::Watchdog))
+        });
+        let console = surroundings.console.as_ref().map(|output| {
+            let resume = Arc::clone(&surroundings.resume);
+            let input = console::Input::new(Box::new(move || resume()));
+            factory.set_console(Arc::clone(output), Arc::clone(&input));
+            input
+        });
         let (mut hierarchy, endpoints) = factory.build(&plan.pci, design.spec)?;
         let mut mapper = Mapper::new(slots, Arc::clone(&space));
         mapper.set_domain(factory.domain());
@@ -175,6 +189,7 @@ impl Machine {
         Ok(Self {
             threads,
             serial,
+            console,
             ending,
             pci,
             routes,
@@ -272,11 +287,23 @@ impl Machine {
     /// Keeps the guest from running. Returns when no vCPU runs.
     pub fn pause(&self) {
         self.threads.pause();
+        if let Some(watchdog) = self.factory.watchdog() {
+            watchdog.hold();
+        }
     }
 
     /// Lets the guest go on.
     pub fn resume(&self) {
+        if let Some(watchdog) = self.factory.watchdog() {
+            watchdog.release();
+        }
         self.threads.resume();
+    }
+
+    /// The balloon, if there is one.
+    #[must_use]
+    pub fn balloon(&self) -> Option<Arc<BalloonControl>> {
+        self.factory.balloon()
     }
 
     /// The hierarchy and what is mapped of it.

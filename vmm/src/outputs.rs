@@ -3,12 +3,14 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::config::{OutputConfig, VmConfig};
+use api::http::Listening;
 use devices::legacy::console::Discard;
-use devices::legacy::{Console, ConsoleSink, PowerEvent};
+use devices::legacy::{Console, ConsoleSink, InputLine, Line, PowerEvent};
 use rustix::stdio::{stdin, stdout};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -31,47 +33,55 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// The consoles of a machine, which outlive its resets.
 pub struct Outputs {
     consoles: Vec<Arc<Console>>,
+    /// With the device that is typed into, if one is.
+    lines: Vec<(Option<Device>, Arc<Line>)>,
     serial: Arc<dyn ConsoleSink>,
+    console: Option<Arc<dyn ConsoleSink>>,
     debug: Option<Arc<dyn ConsoleSink>>,
-    interactive: bool,
+    /// Which device gets standard input.
+    interactive: Option<Device>,
+    /// Their files go last.
+    _sockets: Vec<Listening>,
+}
+
+/// A device that characters are typed into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Device {
+    Serial,
+    Console,
 }
 
 impl Outputs {
-    /// Opens what the configuration names.
-    pub fn open(config: &VmConfig) -> Result<Self, RunError> {
-        let mut consoles = Vec::new();
-        let mut terminal: Option<Arc<Console>> = None;
-        let mut open = |flag, output: &OutputConfig| -> Result<Arc<dyn ConsoleSink>, RunError> {
-            Ok(match output {
-                OutputConfig::Off => Arc::new(Discard),
-                OutputConfig::Stdio => match &terminal {
-                    Some(console) => console.clone(),
-                    None => {
-                        let output =
-                            rustix::io::fcntl_dupfd_cloexec(stdout(), 0).map_err(|error| RunError::Standard(error.into()))?;
-                        let console = Arc::new(Console::new(output)?);
-                        consoles.push(console.clone());
-                        terminal.insert(console).clone()
-                    }
-                },
-                OutputConfig::File(path) => {
-                    let failed = |source| RunError::Output { flag, path: path.display().to_string(), source };
-                    let file = File::create(path).map_err(failed)?;
-                    let console = Arc::new(Console::new(file.into())?);
-                    consoles.push(console.clone());
-                    console
-                }
-            })
+    /// Opens what the configuration names, and puts the paths of new terminals into it.
+    pub fn open(config: &mut VmConfig) -> Result<Self, RunError> {
+        let mut opener = Opener::default();
+        let serial = opener.open("--serial", &mut config.serial, Some(Device::Serial))?;
+        let console = match &mut config.console {
+            OutputConfig::Off => None,
+            output => Some(opener.open("--console", output, Some(Device::Console))?),
         };
-        let serial = open("--serial", &config.serial)?;
-        let debug = config.debug_console.as_ref().map(|output| open("--debug-console", output)).transpose()?;
-        Ok(Self { consoles, serial, debug, interactive: config.serial == OutputConfig::Stdio })
+        let debug = config.debug_console.as_mut().map(|output| opener.open("--debug-console", output, None)).transpose()?;
+        let interactive = match (&config.serial, &config.console) {
+            (OutputConfig::Stdio, _) => Some(Device::Serial),
+            (_, OutputConfig::Stdio) => Some(Device::Console),
+            _ => None,
+        };
+        let Opener { consoles, lines, sockets, .. } = opener;
+        Ok(Self { consoles, lines, serial, console, debug, interactive, _sockets: sockets })
     }
 
     /// Consoles that write to given descriptors; no input.
     pub fn captured(serial: OwnedFd, debug: OwnedFd) -> Result<Self, RunError> {
         let (serial, debug) = (Arc::new(Console::new(serial)?), Arc::new(Console::new(debug)?));
-        Ok(Self { consoles: vec![serial.clone(), debug.clone()], serial, debug: Some(debug), interactive: false })
+        Ok(Self {
+            consoles: vec![serial.clone(), debug.clone()],
+            lines: Vec::new(),
+            serial,
+            console: None,
+            debug: Some(debug),
+            interactive: None,
+            _sockets: Vec::new(),
+        })
     }
 
     /// Runs the machine until its end; devices that came and went stay so through resets. Commands of `service` are answered meanwhile.
@@ -84,8 +94,12 @@ impl Outputs {
         mut service: Option<&mut Service<'_>>,
     ) -> Result<End, RunError> {
         let resume = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RunError::Event)?);
-        let surroundings =
-            Surroundings { serial: self.serial.clone(), debug_console: self.debug.clone(), resume: resume.clone() };
+        let surroundings = Surroundings {
+            serial: self.serial.clone(),
+            console: self.console.clone(),
+            debug_console: self.debug.clone(),
+            resume: self.resume(&resume),
+        };
         let mut ground = Some(ground);
         let mut ram: Option<GuestMemoryMmap> = None;
         let mut terminal = None;
@@ -106,7 +120,12 @@ impl Outputs {
             let mut machine = Machine::start(next, named.take(), &design, &surroundings)?;
             // Until here a signal ends the process at once, which a start that takes minutes must allow.
             let signals = Signals::handle().map_err(RunError::Event)?;
-            if self.interactive && terminal.is_none() {
+            for (device, line) in &self.lines {
+                if let Some(input) = device.and_then(|device| input_of(&machine, device)) {
+                    line.connect(input);
+                }
+            }
+            if self.interactive.is_some() && terminal.is_none() {
                 terminal = RawTerminal::enter().map_err(RunError::Standard)?;
             }
             let input = self.input(&machine, terminal.is_some(), &resume)?;
@@ -128,7 +147,10 @@ impl Outputs {
                 // A standard error that is full or closed is no reason to end otherwise than the guest did.
                 let _ = write!(io::stderr().lock(), "{}", machine.counters());
             }
-            let by_guest = end == End::Power(PowerEvent::Reset) && !options.no_reboot;
+            let by_guest = matches!(end, End::Power(PowerEvent::Reset) | End::Watchdog) && !options.no_reboot;
+            if by_guest && end == End::Watchdog {
+                log::warn!("the guest did not serve its watchdog in time, which resets it");
+            }
             if by_guest || end == End::Reboot {
                 log::info!("the machine resets");
                 ram = Some(left);
@@ -140,23 +162,97 @@ impl Outputs {
     }
 
     fn input(&self, machine: &Machine, raw: bool, resume: &Arc<EventFd>) -> Result<Option<Input>, RunError> {
-        if !self.interactive {
-            return Ok(None);
-        }
+        let Some(line) = self.interactive.and_then(|device| input_of(machine, device)) else { return Ok(None) };
         match rustix::io::fcntl_dupfd_cloexec(stdin(), 0) {
-            Ok(from) => {
-                let serial = Arc::clone(&machine.serial);
-                Ok(Some(Input { serial, from, escape: raw, resume: Arc::clone(resume) }))
-            }
+            Ok(from) => Ok(Some(Input { line, from, escape: raw, resume: Arc::clone(resume) })),
             // A closed standard input is an empty one.
             Err(rustix::io::Errno::BADF) => Ok(None),
             Err(error) => Err(RunError::Standard(error.into())),
         }
     }
 
+    /// Tells everybody who may wait for it that there is room for input.
+    fn resume(&self, standard_input: &Arc<EventFd>) -> Arc<dyn Fn() + Send + Sync> {
+        let (standard_input, lines) = (Arc::clone(standard_input), self.lines.clone());
+        Arc::new(move || {
+            // A full counter is readable already.
+            let _ = standard_input.write(1);
+            lines.iter().for_each(|(_, line)| line.resume());
+        })
+    }
+
     /// Writes what is left; returns how many bytes nobody took.
     pub fn close(&self) -> u64 {
         let deadline = Instant::now() + DRAIN;
-        self.consoles.iter().map(|console| console.drain_on_exit(deadline)).sum()
+        let lines: u64 = self.lines.iter().map(|(_, line)| line.drain_on_exit(deadline)).sum();
+        lines + self.consoles.iter().map(|console| console.drain_on_exit(deadline)).sum::<u64>()
+    }
+}
+
+fn input_of(machine: &Machine, device: Device) -> Option<Arc<dyn InputLine>> {
+    match device {
+        Device::Serial => Some(machine.serial.clone()),
+        Device::Console => machine.console.clone().map(|console| console as _),
+    }
+}
+
+/// Opens consoles; several of them may share the terminal.
+#[derive(Default)]
+struct Opener {
+    consoles: Vec<Arc<Console>>,
+    /// With the device that is typed into, if one is.
+    lines: Vec<(Option<Device>, Arc<Line>)>,
+    sockets: Vec<Listening>,
+    terminal: Option<Arc<Console>>,
+}
+
+impl Opener {
+    fn open(
+        &mut self,
+        flag: &'static str,
+        output: &mut OutputConfig,
+        device: Option<Device>,
+    ) -> Result<Arc<dyn ConsoleSink>, RunError> {
+        let failed = |path: &Path, source| RunError::Output { flag, path: path.display().to_string(), source };
+        let name = flag.trim_start_matches('-');
+        let line = match output {
+            OutputConfig::Off => return Ok(Arc::new(Discard)),
+            OutputConfig::Stdio => return Ok(self.terminal()?),
+            OutputConfig::File(path) => {
+                let file = File::create(&*path).map_err(|source| failed(path, source))?;
+                let console = Arc::new(Console::new(file.into())?);
+                self.consoles.push(console.clone());
+                return Ok(console);
+            }
+            OutputConfig::Pty(path) => {
+                let line = Line::pty(name).map_err(|source| failed(Path::new("a new terminal"), source))?;
+                *path = line.path().map(Path::to_owned);
+                if let Some(path) = path {
+                    log::info!("{flag}: the terminal is {}", path.display());
+                }
+                line
+            }
+            OutputConfig::Socket(path) => {
+                let socket = Listening::at(path)?;
+                let listener = socket.listener().map_err(|source| failed(path, source))?;
+                let line = Line::socket(name, listener).map_err(|source| failed(path, source))?;
+                self.sockets.push(socket);
+                line
+            }
+        };
+        let line = Arc::new(line);
+        self.lines.push((device, line.clone()));
+        Ok(line)
+    }
+
+    fn terminal(&mut self) -> Result<Arc<Console>, RunError> {
+        if let Some(console) = &self.terminal {
+            return Ok(console.clone());
+        }
+        let output = rustix::io::fcntl_dupfd_cloexec(stdout(), 0).map_err(|error| RunError::Standard(error.into()))?;
+        let console = Arc::new(Console::new(output)?);
+        self.consoles.push(console.clone());
+        self.terminal = Some(console.clone());
+        Ok(console)
     }
 }

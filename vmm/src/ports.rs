@@ -76,11 +76,7 @@ pub fn wire(
         }
     };
     let resume = Arc::clone(&surroundings.resume);
-    let resume = move || {
-        // A full counter is readable already.
-        let _ = resume.write(1);
-    };
-    let serial = Arc::new(Serial::new(Arc::clone(&surroundings.serial), Box::new(interrupt), Box::new(resume)));
+    let serial = Arc::new(Serial::new(Arc::clone(&surroundings.serial), Box::new(interrupt), Box::new(move || resume())));
     bus.add_shared(ports::SERIAL, ports::SERIAL_LEN, "serial line", serial.clone())?;
     Ok((bus.0, serial))
 }

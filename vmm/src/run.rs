@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use api::config::{LogLevel, VmConfig};
+use api::http::ListenError;
 use arch::x86_64::cpuid;
 use devices::legacy::{ConsoleError, PowerEvent};
 use kvm_bindings::CpuId;
@@ -59,6 +60,7 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
 }
 
 /// A machine that is decided, with nothing made of it.
+#[derive(Clone)]
 pub struct Blueprint {
     /// As configured, with what CDI files say.
     pub config: VmConfig,
@@ -134,7 +136,11 @@ impl Guest {
             log::warn!("{note}");
         }
         machine::check_payload(&blueprint.config)?;
-        let outputs = Outputs::open(&blueprint.config)?;
+        let mut config = blueprint.config.clone();
+        let outputs = Outputs::open(&mut config)?;
+        // With the paths of new terminals.
+        let blueprint =
+            if config == blueprint.config { blueprint } else { Arc::new(Blueprint { config, ..(*blueprint).clone() }) };
         Ok(Self { blueprint, outputs, backends })
     }
 
@@ -285,6 +291,10 @@ pub fn exit_code(end: End) -> u8 {
             log::info!("the guest reset itself, which ends the process");
             exit_code::RESET
         }
+        End::Watchdog => {
+            log::error!("the guest did not serve its watchdog in time, which ends the process");
+            exit_code::RESET
+        }
         // As a process status keeps it: the low eight bits.
         End::Power(PowerEvent::Exit(value)) => value.wrapping_shl(1) | 1,
         End::Vcpu(Ended::TripleFault) => {
@@ -352,6 +362,9 @@ pub enum RunError {
         #[source]
         source: io::Error,
     },
+    /// A socket for a console.
+    #[error(transparent)]
+    Socket(#[from] ListenError),
     /// Standard input or output.
     #[error("cannot use standard input and output for the serial port: give --serial file=PATH or --serial off")]
     Standard(#[source] io::Error),

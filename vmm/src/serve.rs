@@ -25,7 +25,6 @@ use crate::policy;
 use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
-use crate::spec::SpecError;
 use crate::vcpu::{Ended, Named};
 use crate::waiting::{Boot, Waiting};
 use crate::working_set;
@@ -233,6 +232,7 @@ impl State<'_> {
         let why = match end {
             End::Power(PowerEvent::PowerOff) => "the guest powered off".to_owned(),
             End::Power(PowerEvent::Reset) | End::Reboot => "the guest reset itself".to_owned(),
+            End::Watchdog => "the guest did not serve its watchdog in time".to_owned(),
             End::Power(PowerEvent::Exit(value)) => format!("the guest wrote {value} to the debug exit port"),
             End::Vcpu(Ended::TripleFault) => "triple fault: the guest's processor had no way to go on".to_owned(),
             End::Vcpu(Ended::Broken { id, what, code, at }) => format!("vCPU {id} at {at:#x}: {what} {code:#x}"),
@@ -380,7 +380,6 @@ fn publish(published: &Published, config: &VmConfig, phase: Phase) {
 /// Whose fault a configuration is that cannot be.
 const fn kind(error: &RunError) -> ErrorKind {
     match error {
-        RunError::Spec(SpecError::NoDevice { .. }) => ErrorKind::Unsupported,
         RunError::Kvm(_) | RunError::Groundwork(_) => ErrorKind::Internal,
         _ => ErrorKind::BadRequest,
     }

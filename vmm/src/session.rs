@@ -203,12 +203,39 @@ impl<'a, 's> Session<'a, 's> {
     }
 
     fn resize(&mut self, to: Resize) -> Result<(), ApiError> {
-        if to.balloon.is_some_and(|wanted| wanted != 0) {
-            return Err(ApiError::new(ErrorKind::Unsupported, "this machine has no balloon"));
+        if let Some(bytes) = to.balloon {
+            self.resize_balloon(bytes)?;
         }
         let done = self.resizer.resize(self.machine, &to).map_err(|error| error.for_client());
         self.publish_size();
         done
+    }
+}
+
+/// Balloons.
+impl Session<'_, '_> {
+    /// Asks the guest for a balloon of this size. It fills at the guest's own pace.
+    fn resize_balloon(&self, bytes: u64) -> Result<(), ApiError> {
+        let refuse = |kind, why: &str| Err(ApiError::new(kind, format!("the balloon: {why}")));
+        match self.machine.balloon() {
+            None if bytes == 0 => Ok(()),
+            None => refuse(ErrorKind::Unsupported, "this machine has none; start it with --balloon 0"),
+            Some(balloon) if balloon.pinned() && bytes > 0 => {
+                refuse(ErrorKind::Unsupported, "devices of the host need all of the guest's memory in its place")
+            }
+            Some(_) if bytes > self.config.memory.size.bytes() => {
+                refuse(ErrorKind::BadRequest, "it cannot be larger than the guest's memory")
+            }
+            Some(balloon) => {
+                balloon.ask(bytes);
+                self.service.published.update(|info| {
+                    if let Some(balloon) = &mut info.config.balloon {
+                        balloon.size = Size(bytes);
+                    }
+                });
+                Ok(())
+            }
+        }
     }
 }
 

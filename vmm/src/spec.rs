@@ -12,6 +12,7 @@ use api::config::{
 };
 use arch::x86_64::processors::{Processors, ProcessorsError};
 use devices::stub::{StubInterrupt, StubSpec};
+use devices::watchdog;
 use pci::address::HostBdf;
 use pci::bar::{BarKind, BarSpec};
 use pci::caps::clique::{self, Clique, CliqueError};
@@ -55,6 +56,8 @@ pub enum Endpoint {
     Stub(StubSpec),
     /// A virtio device.
     Virtio(Virtio),
+    /// A watchdog.
+    Watchdog,
     /// A function of the host.
     Vfio {
         /// Which.
@@ -101,9 +104,6 @@ pub fn names(config: &VmConfig) -> Vec<(String, &DeviceConfig)> {
 
 /// Makes the specification.
 pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
-    if let Some(what) = virtio::missing(config) {
-        return Err(SpecError::NoDevice { what });
-    }
     if !config.filesystems.is_empty() && !config.memory.shared {
         return Err(SpecError::PrivateMemory);
     }
@@ -145,13 +145,22 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
         }
     }
     spec.place(free, config, cold, host)?;
-    spec.add_virtio(virtio::devices(config));
+    spec.add_own(own_devices(config));
     spec.attach_stubs();
     spec.place_in_nodes(config, host)?;
     let note = peers::uncovered(&spec, host);
     spec.notes.extend(note);
     spec.notes.extend(cmdline::notes(config));
     Ok(spec)
+}
+
+/// virtio devices, then the watchdog: function 0 of a device each.
+fn own_devices(config: &VmConfig) -> Vec<(Name, Endpoint, EndpointSpec)> {
+    let virtio = virtio::devices(config).into_iter();
+    let virtio = virtio.map(|(name, device)| (name, Endpoint::Virtio(device.clone()), device.endpoint()));
+    let planned = EndpointSpec { ids: watchdog::IDS, bars: watchdog::bars(), interrupt_pin: 0, rom: None, sriov: None };
+    let watchdog = config.watchdog.then(|| (Name::from("watchdog0"), Endpoint::Watchdog, planned));
+    virtio.chain(watchdog).collect()
 }
 
 /// What the only device of `config` is, and what must be planned for it.
@@ -312,14 +321,14 @@ impl Spec {
         self.first_root().cloned().unwrap_or_else(|| Name::from("rc0"))
     }
 
-    /// virtio devices come first on the root bus, in their order.
-    fn add_virtio(&mut self, devices: Vec<(Name, Virtio)>) {
+    /// Banyan's own devices come first on the root bus, in their order.
+    fn add_own(&mut self, devices: Vec<(Name, Endpoint, EndpointSpec)>) {
         let on = self.root();
-        for (name, device) in devices.into_iter().rev() {
-            let kind = NodeKind::Endpoint(device.endpoint());
+        for (name, device, planned) in devices.into_iter().rev() {
+            let kind = NodeKind::Endpoint(planned);
             let node = NodeSpec { name: name.clone(), on: on.clone(), place: Place::default(), kind };
             self.topology.nodes.insert(0, node);
-            self.endpoints.insert(name, Endpoint::Virtio(device));
+            self.endpoints.insert(name, device);
         }
     }
 
@@ -512,12 +521,6 @@ pub enum SpecError {
     SameName {
         /// The name.
         name: String,
-    },
-    /// A device kind that is not there.
-    #[error("Banyan has no {what}; leave it out")]
-    NoDevice {
-        /// Which.
-        what: &'static str,
     },
     /// Memory that a device's server could not map.
     #[error("a shared folder needs memory that its server can map: give --memory shared=on (`shared` in the API)")]

@@ -125,8 +125,7 @@ struct ConsoleBody {
     file: Option<PathBuf>,
     iobase: Option<u64>,
     iommu: Option<bool>,
-    #[serde(rename = "socket")]
-    _socket: Option<PathBuf>,
+    socket: Option<PathBuf>,
     #[serde(rename = "pci_segment")]
     _pci_segment: Option<u16>,
 }
@@ -371,9 +370,7 @@ fn output(key: &str, body: Option<ConsoleBody>) -> Result<OutputConfig, ApiError
         (Mode::Tty, _) => Ok(OutputConfig::Stdio),
         (Mode::File, Some(file)) => Ok(OutputConfig::File(file)),
         (Mode::File, None) => Err(missing(WHAT, &format!("{key}.file"))),
-        (Mode::Pty | Mode::Socket, _) => {
-            let why = format!("{:?} is not supported; use Off, Null, Tty or File", body.mode);
-            Err(refused(WHAT, &format!("{key}.mode"), &why))
-        }
+        (Mode::Pty, _) => Ok(OutputConfig::Pty(None)),
+        (Mode::Socket, _) => body.socket.map(OutputConfig::Socket).ok_or_else(|| missing(WHAT, &format!("{key}.socket"))),
     }
 }

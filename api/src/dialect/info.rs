@@ -197,5 +197,8 @@ fn output(output: &OutputConfig) -> Value {
         OutputConfig::Off => json!({ "mode": "Off" }),
         OutputConfig::Stdio => json!({ "mode": "Tty" }),
         OutputConfig::File(path) => json!({ "mode": "File", "file": path.to_string_lossy() }),
+        OutputConfig::Pty(None) => json!({ "mode": "Pty" }),
+        OutputConfig::Pty(Some(path)) => json!({ "mode": "Pty", "file": path.to_string_lossy() }),
+        OutputConfig::Socket(path) => json!({ "mode": "Socket", "socket": path.to_string_lossy() }),
     }
 }

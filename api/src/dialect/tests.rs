@@ -180,7 +180,7 @@ fn what_a_guest_would_miss_is_refused_with_its_key() {
         (json!({"memory": {"size": 0, "zones": [{"id": "mem0"}]}}), "`memory.zones`"),
         (json!({"memory": {"size": 1, "hotplug_method": "VirtioMem"}}), "`memory.hotplug_method`: `VirtioMem`"),
         (json!({"memory": {"size": u64::MAX, "hotplug_size": 1}}), "`memory.hotplug_size`"),
-        (json!({"serial": {"mode": "Pty"}}), "`serial.mode`: Pty is not supported"),
+        (json!({"serial": {"mode": "Socket"}}), "`serial.socket` is missing"),
         (json!({"serial": {"mode": "File"}}), "`serial.file` is missing"),
         (json!({"serial": {"mode": "tty"}}), "unknown variant `tty`"),
         (json!({"debug_console": {"mode": "Off", "iobase": 1000}}), "port 0x3e8"),

@@ -33,6 +33,15 @@ pub trait ConsoleSink: Send + Sync {
     fn push(&self, bytes: &[u8]);
 }
 
+/// Takes what is typed for a guest.
+pub trait InputLine: Send + Sync {
+    /// How many bytes [`InputLine::enqueue`] takes at this moment.
+    fn room(&self) -> usize;
+    /// Passes input to the guest; returns how many bytes were taken. The caller keeps the rest until it is told that there is
+    /// room again.
+    fn enqueue(&self, bytes: &[u8]) -> usize;
+}
+
 /// A sink for output that nobody wants.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Discard;

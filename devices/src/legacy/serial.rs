@@ -1,6 +1,6 @@
 //! The 16550 serial line at 0x3F8: registers by vm-superio, output to a [`ConsoleSink`], input with room for bursts.
 //!
-//! Input is never lost: what the FIFO has no room for waits here, and the owner stops reading while [`Serial::room`] is 0.
+//! Input is never lost: what the FIFO has no room for waits here, and the owner stops reading while [`InputLine::room`] is 0.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -12,7 +12,7 @@ use vm_device::bus::{PioAddress, PioAddressOffset};
 use vm_superio::Trigger;
 use vm_superio::serial::NoEvents;
 
-use super::console::ConsoleSink;
+use super::console::{ConsoleSink, InputLine};
 use super::{Notify, lock};
 
 /// Most input bytes that wait for the guest.
@@ -32,21 +32,20 @@ pub struct Serial {
 
 impl Serial {
     /// A line that writes to `sink`, calls `interrupt` for each edge of its interrupt line, and calls `resume` when input
-    /// has room again after [`Serial::room`] had fallen to 0.
+    /// has room again after [`InputLine::room`] had fallen to 0.
     #[must_use]
     pub fn new(sink: Arc<dyn ConsoleSink>, interrupt: Notify, resume: Notify) -> Self {
         let uart = vm_superio::Serial::new(Edge(interrupt), Out(sink));
         Self { line: Mutex::new(Line { uart, waiting: VecDeque::new(), full: false, resume }) }
     }
+}
 
-    /// How many bytes [`Serial::enqueue`] takes at this moment.
-    #[must_use]
-    pub fn room(&self) -> usize {
+impl InputLine for Serial {
+    fn room(&self) -> usize {
         lock(&self.line).room()
     }
 
-    /// Passes input to the guest; returns how many bytes were taken. The caller keeps the rest until `resume` is called.
-    pub fn enqueue(&self, bytes: &[u8]) -> usize {
+    fn enqueue(&self, bytes: &[u8]) -> usize {
         let mut line = lock(&self.line);
         let taken = bytes.get(..line.room()).unwrap_or(bytes);
         line.waiting.extend(taken);

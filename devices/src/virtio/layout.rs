@@ -94,13 +94,13 @@ pub fn capabilities(queues: u16, config: u32) -> Vec<Vec<u8>> {
     notify.extend(u32::from(DOORBELL).to_le_bytes());
     let mut window = body(cfg_type::PCI, 0, 0);
     window.extend([0; 4]);
-    vec![
-        body(cfg_type::COMMON, COMMON, common::LEN.into()),
-        notify,
-        body(cfg_type::ISR, ISR, 1),
-        body(cfg_type::DEVICE, DEVICE, config),
-        window,
-    ]
+    let mut bodies = vec![body(cfg_type::COMMON, COMMON, common::LEN.into()), notify, body(cfg_type::ISR, ISR, 1)];
+    // Linux takes no structure of length 0 (linux: drivers/virtio/virtio_pci_modern_dev.c, `vp_modern_map_capability`).
+    if config > 0 {
+        bodies.push(body(cfg_type::DEVICE, DEVICE, config));
+    }
+    bodies.push(window);
+    bodies
 }
 
 /// Whether the dword at a vendor-specific capability's start is that of the window.
@@ -146,5 +146,6 @@ mod tests {
     fn capability_bodies_have_the_lengths_of_the_specification() {
         let lengths: Vec<usize> = capabilities(1, 64).iter().map(|body| body.len() + 3).collect();
         assert_eq!(lengths, [16, 20, 16, 16, 20]);
+        assert_eq!(capabilities(1, 0).len(), 4, "a device without configuration does not show an empty one");
     }
 }

@@ -11,6 +11,8 @@
 //! | which kinds are there, and what ids do they have? | [`kind`] |
 //! | how do accesses through configuration space reach the BAR? | [`window`] |
 //! | what does a disk do with a request? | [`block`] |
+//! | which memory does the guest give back? | [`balloon`] |
+//! | what does the guest print, and who types? | [`console`] |
 //! | where do random numbers come from? | [`rng`] |
 //! | who talks over sockets between guest and host? | [`vsock`] |
 //! | how do packets come and go? | [`net`] |
@@ -21,9 +23,11 @@
 //! guest memory in place. Threads live from `DRIVER_OK` to the reset. Everything in a ring is the guest's word: a chain
 //! that makes no sense ends with an error or with `DEVICE_NEEDS_RESET`, never with a panic or an endless loop.
 
+pub mod balloon;
 pub mod block;
 pub mod buffers;
 pub mod common;
+pub mod console;
 pub mod function;
 pub mod kind;
 pub mod layout;

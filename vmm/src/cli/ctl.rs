@@ -124,7 +124,7 @@ pub enum CtlCommand {
         #[arg(value_name = "ERROR", value_parser = str::parse::<PcieError>)]
         error: PcieError,
     },
-    /// Change the number of processors or the memory of a machine with --cpus max=N or --memory hotplug=SIZE
+    /// Change the balloon, or the processors or memory of a machine with --cpus max=N or --memory hotplug=SIZE
     #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
     Resize {
         /// Processors in all
@@ -133,6 +133,9 @@ pub enum CtlCommand {
         /// Memory in all, such as 2G
         #[arg(long, value_name = "SIZE", group = "what")]
         memory: Option<Size>,
+        /// Memory that the guest is asked to give back, such as 256M
+        #[arg(long, value_name = "SIZE", group = "what")]
+        balloon: Option<Size>,
     },
 }
 

@@ -90,7 +90,7 @@ fn flags_that_need_or_exclude_each_other_are_named() {
         ("run --kernel k --cpus 256", ErrorKind::ValueValidation, "from 1 to 255"),
         ("run --kernel k --memory 1G,sise=2", ErrorKind::ValueValidation, "did you mean `size`?"),
         ("run --kernel k --load-address top", ErrorKind::ValueValidation, "`top` is no size"),
-        ("run --kernel k --debug-console pty", ErrorKind::ValueValidation, "`pty` is no place"),
+        ("run --kernel k --debug-console pts", ErrorKind::ValueValidation, "`pts` is no place"),
         ("run --kernel k --device 03:00.0,clique=16", ErrorKind::ValueValidation, "cliques are 0 to 15"),
         ("run --kernal k", ErrorKind::UnknownArgument, "--kernel"),
         ("start", ErrorKind::InvalidSubcommand, "start"),

@@ -1,11 +1,12 @@
 //! Flags of `banyan run` for virtio devices beside disks.
 
-use api::config::{FsConfig, NetConfig, RngConfig, VmConfig, VsockConfig};
+use api::config::flags::FlagProblem;
+use api::config::{BalloonConfig, FsConfig, NetConfig, OutputConfig, RngConfig, VmConfig, VsockConfig};
 use clap::Args;
 
 use super::keyed;
 
-const HEADING: &str = "virtio devices";
+const HEADING: &str = "Further devices";
 
 #[derive(Debug, Args)]
 pub(super) struct VirtioArguments {
@@ -53,6 +54,36 @@ pub(super) struct VirtioArguments {
     #[arg(long, value_name = "DEVICE", value_parser = keyed::<RngConfig>, help_heading = HEADING)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "/dev/urandom")]
     rng: Option<RngConfig>,
+
+    /// Console hvc0, which takes the places of --serial [default: none]
+    ///
+    /// It costs one exit for a line where the serial port costs one for a byte; the kernel prints there with `console=hvc0`.
+    /// Of two devices at stdio the serial port gets the input.
+    #[arg(long, value_name = "WHERE", value_parser = console, help_heading = HEADING)]
+    console: Option<OutputConfig>,
+
+    /// Memory that the guest gives back; keys: size, deflate-on-oom, free-page-reporting
+    ///
+    ///   size=SIZE            what it is asked to give back at first; `banyan
+    ///                        ctl resize --balloon` changes it
+    ///   deflate-on-oom=on    it may take memory back before it kills a
+    ///                        process [default: off]
+    ///   free-page-reporting=on
+    ///                        it tells which pages it does not use, and the
+    ///                        host takes them [default: off]
+    ///
+    /// With a device of the host nothing is given back: the device may write to any page.
+    #[arg(long, value_name = "SIZE[,KEY=VALUE...]", value_parser = keyed::<BalloonConfig>, help_heading = HEADING)]
+    #[arg(verbatim_doc_comment)]
+    balloon: Option<BalloonConfig>,
+
+    /// Watchdog (Intel 6300ESB, driver i6300esb) that resets a guest which stands still
+    #[arg(long, help_heading = HEADING)]
+    watchdog: bool,
+}
+
+fn console(text: &str) -> Result<OutputConfig, FlagProblem> {
+    OutputConfig::parse("--console", text).map_err(|error| error.problem)
 }
 
 impl VirtioArguments {
@@ -61,5 +92,10 @@ impl VirtioArguments {
         config.filesystems = self.filesystems;
         config.vsock = self.vsock;
         config.rng = self.rng;
+        config.balloon = self.balloon;
+        config.watchdog = self.watchdog;
+        if let Some(console) = self.console {
+            config.console = console;
+        }
     }
 }

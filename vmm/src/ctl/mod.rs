@@ -93,8 +93,12 @@ fn call(command: &CtlCommand) -> Result<(Verb, &'static str, Option<Value>), Ctl
         CtlCommand::InjectError { at, error } => {
             (Verb::Put, "vm.inject-error", Some(json!({ "at": at, "error": error.to_string() })))
         }
-        CtlCommand::Resize { cpus, memory } => {
-            let body = json!({ "desired_vcpus": cpus, "desired_ram": memory.map(|memory| memory.bytes()) });
+        CtlCommand::Resize { cpus, memory, balloon } => {
+            let body = json!({
+                "desired_vcpus": cpus,
+                "desired_ram": memory.map(|memory| memory.bytes()),
+                "desired_balloon": balloon.map(|balloon| balloon.bytes()),
+            });
             (Verb::Put, "vm.resize", Some(body))
         }
     })

@@ -8,15 +8,19 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use devices::legacy::ConsoleSink;
 use devices::stub::{StubError, StubFunction};
 use devices::vfio::iommu::DomainError;
 use devices::vfio::{Domain, Hardware, HostFunction, Placement, VfioError, VfioFunction, VfioOptions};
+use devices::virtio::balloon::BalloonControl;
 use devices::virtio::net::NetError;
 use devices::virtio::vhost_user::ConnectionError;
 use devices::virtio::vhost_user::RemoteError;
-use devices::virtio::{BlockError, Memory, VirtioError};
+use devices::virtio::{BlockError, Memory, VirtioError, console};
+use devices::watchdog::{WatchdogControl, WatchdogFunction};
 use pci::address::HostBdf;
 use pci::bar::{BarSpec, ROM};
+use pci::emulated::EmulatedError;
 use pci::function::{FunctionId, Shared};
 use pci::hierarchy::{BuildError, Hierarchy};
 use pci::intx;
@@ -39,6 +43,11 @@ pub struct Factory {
     /// RAM as virtio devices hold it.
     memory: Memory,
     backends: Arc<Backends>,
+    /// Both ends of a virtio console.
+    console: Option<(Arc<dyn ConsoleSink>, Arc<console::Input>)>,
+    /// What a watchdog calls.
+    expired: Option<Arc<dyn Fn() + Send + Sync>>,
+    watchdog: Option<WatchdogControl>,
     space: Arc<AddressSpace>,
     routes: GsiTable,
     msi: Arc<dyn MsiPort>,
@@ -79,7 +88,57 @@ impl Factory {
     ) -> Self {
         let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
         let Functions { domain, open } = functions;
-        Self { vm, memory, backends, space, routes, msi, domain, open, wires: BTreeMap::new() }
+        let factory = Self {
+            vm,
+            memory,
+            backends,
+            console: None,
+            expired: None,
+            watchdog: None,
+            space,
+            routes,
+            msi,
+            domain,
+            open,
+            wires: BTreeMap::new(),
+        };
+        if factory.domain.is_some() {
+            factory.pin_balloon();
+        }
+        factory
+    }
+
+    /// Where a virtio console prints and what is typed into it. Set before one is made.
+    pub fn set_console(&mut self, output: Arc<dyn ConsoleSink>, input: Arc<console::Input>) {
+        self.console = Some((output, input));
+    }
+
+    /// What a watchdog calls when it was not served in time. Set before one is made.
+    pub fn set_expired(&mut self, expired: Arc<dyn Fn() + Send + Sync>) {
+        self.expired = Some(expired);
+    }
+
+    /// From here on devices of the host may write to any page: one that the guest had given back would be another page for
+    /// the guest than for the device.
+    fn pin_balloon(&self) {
+        if let Some(balloon) = self.backends.balloon().filter(|balloon| !balloon.pinned()) {
+            if balloon.wanted() > 0 {
+                log::warn!("the balloon is emptied: devices of the host need all of the guest's memory in its place");
+            }
+            balloon.pin();
+        }
+    }
+
+    /// The watchdog, once it has been made.
+    #[must_use]
+    pub fn watchdog(&self) -> Option<&WatchdogControl> {
+        self.watchdog.as_ref()
+    }
+
+    /// The balloon, if there is one.
+    #[must_use]
+    pub fn balloon(&self) -> Option<Arc<BalloonControl>> {
+        self.backends.balloon()
     }
 
     /// Makes all of `plan`'s functions and the tree that holds them, programmed as planned.
@@ -133,6 +192,12 @@ impl Factory {
                 Arc::new(Mutex::new(StubFunction::new(order.name, stub, Arc::clone(&self.msi), line, dma)?))
             }
             spec::Endpoint::Virtio(device) => self.virtio(order.name, device)?,
+            spec::Endpoint::Watchdog => {
+                let expired = self.expired.clone().ok_or(FunctionError::Unknown)?;
+                let made = WatchdogFunction::new(Arc::clone(&self.msi), Box::new(move || expired()))?;
+                self.watchdog = Some(made.control());
+                Arc::new(Mutex::new(made))
+            }
             spec::Endpoint::Vfio { at, clique, clique_any_vendor } => {
                 let options = VfioOptions { clique: *clique, clique_any_vendor: *clique_any_vendor, placement: order.placement };
                 Arc::new(Mutex::new(self.host_function(order, *at, &options)?))
@@ -203,6 +268,7 @@ impl Factory {
             Some(domain) => Arc::clone(domain),
             None => Arc::new(Domain::new(Some(self.vm.create_vfio_device()?))?),
         };
+        self.pin_balloon();
         // The kernel forgets all maps when the last function leaves the domain.
         let forgotten = domain.is_empty();
         let host = HostFunction::open(name, &path, &domain)?;
@@ -268,6 +334,9 @@ pub enum FunctionError {
     /// Event descriptors of its interrupt wire.
     #[error("cannot make an event descriptor: the limit of open files is reached (ulimit -n)")]
     Event(#[source] io::Error),
+    /// A watchdog.
+    #[error(transparent)]
+    Watchdog(#[from] EmulatedError),
     /// A virtio function.
     #[error(transparent)]
     Function(#[from] VirtioError),

@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::config::{NetConfig, RateLimit, TokenBucket};
+use devices::virtio::balloon::{Balloon, BalloonSpec};
 use devices::virtio::block::{BlockFunction, BlockSpec, SERIAL_LEN};
+use devices::virtio::console::Console;
 use devices::virtio::limit::{BucketSpec, LimitSpec};
 use devices::virtio::net::tap::Offloads;
 use devices::virtio::net::{NetFunction, NetSpec};
@@ -52,6 +54,17 @@ impl Factory {
             }
             (Virtio::Folder(folder), Backend::Server(connection)) => {
                 Arc::new(Mutex::new(RemoteFunction::new(name, &folder_spec(folder), connection, memory, msi)?))
+            }
+            (Virtio::Console(_), _) => {
+                let (output, input) = self.console.clone().ok_or(FunctionError::Unknown)?;
+                function(Console::new(name, output, input), memory, msi)?
+            }
+            (Virtio::Balloon(balloon), Backend::Balloon(control)) => {
+                let spec =
+                    BalloonSpec { deflate_on_oom: balloon.deflate_on_oom, free_page_reporting: balloon.free_page_reporting };
+                let made = VirtioFunction::with_device(Balloon::new(name, spec, Arc::clone(&control)), memory, msi)?;
+                control.connect(made.signals());
+                Arc::new(Mutex::new(made))
             }
             _ => return Err(FunctionError::Unknown),
         })

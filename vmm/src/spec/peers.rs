@@ -48,7 +48,7 @@ pub(super) fn uncovered(spec: &Spec, host: &Host) -> Option<String> {
         let (ids, clique) = match endpoint {
             Endpoint::Stub(stub) => (Some(stub.ids), stub.clique),
             Endpoint::Vfio { at, clique, .. } => (host.endpoints.get(at).map(|endpoint| endpoint.ids), *clique),
-            Endpoint::Virtio(_) => (None, None),
+            Endpoint::Virtio(_) | Endpoint::Watchdog => (None, None),
         };
         if ids.is_some_and(|ids| clique::check(&ids, false).is_ok()) {
             if clique.is_some() { &mut with } else { &mut without }.push(name.to_string());

@@ -1,6 +1,6 @@
 //! Which virtio devices a configuration asks for, in the order in which the guest finds them.
 
-use api::config::{DiskConfig, FsConfig, NetConfig, RngConfig, VmConfig, VsockConfig};
+use api::config::{BalloonConfig, DiskConfig, FsConfig, NetConfig, OutputConfig, RngConfig, VmConfig, VsockConfig};
 use devices::virtio::{Kind, layout};
 use pci::topology::{EndpointSpec, Name};
 
@@ -17,6 +17,10 @@ pub enum Virtio {
     Net(NetConfig),
     /// Shared folder.
     Folder(FsConfig),
+    /// A console.
+    Console(OutputConfig),
+    /// Memory that the guest gives back.
+    Balloon(BalloonConfig),
 }
 
 impl Virtio {
@@ -29,6 +33,8 @@ impl Virtio {
             Self::Rng(_) => Kind::Entropy,
             Self::Net(_) => Kind::Net,
             Self::Folder(_) => Kind::FileSystem,
+            Self::Console(_) => Kind::Console,
+            Self::Balloon(_) => Kind::Balloon,
         }
     }
 
@@ -41,6 +47,8 @@ impl Virtio {
             Self::Rng(rng) => rng.source.display().to_string(),
             Self::Net(net) => net.tap.clone().unwrap_or_default(),
             Self::Folder(folder) => folder.tag.clone(),
+            Self::Console(output) => output.to_string(),
+            Self::Balloon(balloon) => balloon.to_string(),
         }
     }
 
@@ -64,17 +72,8 @@ pub fn devices(config: &VmConfig) -> Vec<(Name, Virtio)> {
     let nets = nets.map(|(index, net)| (named(&net.id, "net", index), Virtio::Net(net.clone())));
     let folders = config.filesystems.iter().enumerate();
     let folders = folders.map(|(index, folder)| (named(&folder.id, "fs", index), Virtio::Folder(folder.clone())));
-    disks.chain(nets).chain(folders).chain(vsock).chain(rng).collect()
-}
-
-/// A device that is asked for and that this program does not have.
-#[must_use]
-pub fn missing(config: &VmConfig) -> Option<&'static str> {
-    [
-        (config.balloon.is_some(), "balloon"),
-        (!matches!(config.console, api::config::OutputConfig::Off), "virtio console (console)"),
-        (config.watchdog, "watchdog"),
-    ]
-    .into_iter()
-    .find_map(|(wanted, what)| wanted.then_some(what))
+    let console = Some(&config.console).filter(|output| **output != OutputConfig::Off);
+    let console = console.map(|output| (named(&None, "console", 0), Virtio::Console(output.clone())));
+    let balloon = config.balloon.map(|balloon| (named(&None, "balloon", 0), Virtio::Balloon(balloon)));
+    disks.chain(nets).chain(folders).chain(vsock).chain(rng).chain(console).chain(balloon).collect()
 }

@@ -392,6 +392,21 @@ fn hundreds_of_streams_carry_their_own_bytes() {
 }
 
 #[test]
+fn clients_that_come_all_at_once_are_all_served() {
+    let mut guest = Guest::new();
+    guest.driver.write(0x14, &[0]);
+    // All of them are there before the device looks.
+    let clients: Vec<_> = (0..100).map(|_| guest.dial(5)).collect();
+    guest.posted.clear();
+    guest.driver.set_up(u64::MAX);
+    guest.post_all();
+    let more: Vec<_> = (0..MAX_GREETINGS + 100).map(|_| guest.dial(5)).collect();
+    for _ in 0..clients.len() + more.len() {
+        guest.expect(op::REQUEST);
+    }
+}
+
+#[test]
 fn case_g5_bad_clients_are_closed_and_others_go_on() {
     let mut guest = Guest::new();
     let (mut good, ports) = guest.connected(1);

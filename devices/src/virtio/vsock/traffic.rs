@@ -306,8 +306,12 @@ impl Streams {
     }
 
     fn greet(&mut self, client: UnixStream) {
-        if self.greetings.len() >= MAX_GREETINGS {
-            self.greetings.pop_first();
+        while self.greetings.len() >= MAX_GREETINGS {
+            // It may have said everything meanwhile.
+            let Some((_, oldest)) = self.greetings.pop_first() else { break };
+            if let Greeting::Port(port) = greeting::read(&oldest) {
+                self.dial(oldest, port);
+            }
         }
         let token = self.token();
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -322,7 +326,11 @@ impl Streams {
         if let Some(client) = self.greetings.get(&token) {
             match greeting::read(client) {
                 Greeting::Unfinished if !flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP) => {}
-                Greeting::Port(port) => self.dial(token, port),
+                Greeting::Port(port) => {
+                    if let Some(client) = self.greetings.remove(&token) {
+                        self.dial(client, port);
+                    }
+                }
                 _ => drop(self.greetings.remove(&token)),
             }
         } else if let Some(stream) = self.by_token.get_mut(&token) {
@@ -336,8 +344,7 @@ impl Streams {
     }
 
     /// A client wants a port of the guest.
-    fn dial(&mut self, token: u64, guest: u32) {
-        let Some(client) = self.greetings.remove(&token) else { return };
+    fn dial(&mut self, client: UnixStream, guest: u32) {
         if self.by_token.len() >= MAX_STREAMS || epoll::delete(&self.epoll, &client).is_err() {
             return;
         }
