@@ -42,6 +42,8 @@ pub const I8042_RESET: u8 = 0xFE;
 
 /// Debug-exit port: a write of `v` ends the machine with exit code `v << 1 | 1`.
 pub const DEBUG_EXIT: u16 = 0xF4;
+/// Where a guest's kernel says that it panicked, one byte (qemu: docs/specs/pvpanic.rst).
+pub const PANIC: u16 = 0x505;
 /// Debug console: each byte written is one character.
 pub const DEBUG_CONSOLE: u16 = 0xE9;
 

@@ -54,3 +54,20 @@ fn the_file_can_be_checked_and_shown() {
     fs::write(&file, "[guest]\nreset = \"maybe\"\n").unwrap();
     banyan(&["config", "check", &name]).expect_code(1);
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn what_a_reset_means_is_the_operators_to_say() {
+    let create = |policy: &str| {
+        let server = Server::with_policy(policy);
+        let kernel = image("reset.elf");
+        let body = format!(
+            r#"{{"payload":{{"kernel":"{kernel}","cmdline":"by=cf9 boots=3"}},"memory":{{"size":67108864}},"serial":{{"mode":"Tty"}}}}"#
+        );
+        server.expect("PUT vm.create", &body, 204);
+        server.expect("PUT vm.boot", "", 204);
+        server
+    };
+    create("[guest]\nreset = \"exit\"\n").ends(4);
+    create("").ends(0);
+}

@@ -12,7 +12,7 @@ use arch::x86_64::acpi::{self, AcpiError, Cpu, PrtEntry};
 use arch::x86_64::regs::Entry;
 use arch::x86_64::{layout, reset_vector, smbios};
 use devices::acpi::{HotPlugRegisters, MemoryDevice};
-use devices::legacy::{ConsoleSink, Serial};
+use devices::legacy::{ConsoleSink, PanicSink, Serial};
 use devices::vfio::Domain;
 use devices::virtio::balloon::BalloonControl;
 use devices::virtio::vhost_user::ConnectionError;
@@ -59,6 +59,8 @@ pub struct Surroundings {
     pub console: Option<Arc<dyn ConsoleSink>>,
     /// Called when a console that was full has room for input again.
     pub resume: Arc<dyn Fn() + Send + Sync>,
+    /// Hears when the guest's kernel says that it panicked.
+    pub panicked: PanicSink,
 }
 
 /// What a machine is made of, decided before it is made.
@@ -431,6 +433,7 @@ fn load(
         memory_devices: if config.memory.growth.bytes() > 0 { arch::ports::MEMORY_DEVICES } else { 0 },
         map: &plan.map,
         serial: true,
+        panic_port: config.panic_port,
         root_bridges: &root_bridges,
         nodes: &numa::acpi_nodes(design.spec.numa.as_ref(), &design.spec.processors, plan),
     })?;

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::config::{OutputConfig, VmConfig};
+use api::events::Event;
 use api::http::Listening;
 use devices::legacy::console::Discard;
-use devices::legacy::{Console, ConsoleSink, InputLine, Line, PowerEvent};
+use devices::legacy::{Console, ConsoleSink, InputLine, Line, Panic, PanicSink, PowerEvent};
 use rustix::stdio::{stdin, stdout};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -94,11 +95,23 @@ impl Outputs {
         mut service: Option<&mut Service<'_>>,
     ) -> Result<End, RunError> {
         let resume = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RunError::Event)?);
+        let events = service.as_ref().map(|service| service.published.events().clone());
+        let panicked: PanicSink = Arc::new(move |panic| {
+            let why = match panic {
+                Panic::Panicked => "the guest's kernel panicked",
+                Panic::CrashKernel => "the guest's kernel panicked, and another one saves what is left",
+            };
+            log::error!("{why}");
+            if let Some(events) = &events {
+                events.tell(Event::GuestPanic(why.to_owned()));
+            }
+        });
         let surroundings = Surroundings {
             serial: self.serial.clone(),
             console: self.console.clone(),
             debug_console: self.debug.clone(),
             resume: self.resume(&resume),
+            panicked,
         };
         let mut ground = Some(ground);
         let mut ram: Option<GuestMemoryMmap> = None;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use api::config::VmConfig;
 use arch::ports;
 use devices::acpi::{self, CpuPorts, EventPorts, HotPlugRegisters, MemoryPorts};
-use devices::legacy::{DebugConsole, DebugExit, KeyboardController, PowerEvent, PowerSink, ResetControl, Serial, SleepControl};
+use devices::legacy::{
+    DebugConsole, DebugExit, KeyboardController, PanicPort, PowerEvent, PowerSink, ResetControl, Serial, SleepControl,
+};
 use pci::bar::PORTS;
 use pci::topology::FIRST_PORT;
 use thiserror::Error;
@@ -62,6 +64,9 @@ pub fn wire(
     if config.debug_exit {
         // Guests made for QEMU write 1, 2 or 4 bytes.
         bus.add(ports::DEBUG_EXIT, 4, "debug exit", DebugExit::new(power))?;
+    }
+    if config.panic_port {
+        bus.add(ports::PANIC, 1, "panic port", PanicPort::new(Arc::clone(&surroundings.panicked)))?;
     }
     if let Some(root_slots) = root_slots {
         bus.add_shared(ports::ROOT_SLOTS, ports::ROOT_SLOTS_LEN, "root bus slots", Arc::clone(root_slots) as _)?;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use api::channel::Inbox;
 use api::command::{Added, Command, Reply, Resize};
-use api::config::{Policy, Size, VmConfig};
+use api::config::{DeviceConfig, Policy, Size, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::info::{Phase, Published, VmInfo};
 
@@ -159,6 +159,10 @@ impl<'a, 's> Session<'a, 's> {
                     functions.iter_mut().for_each(|function| policy.complete(function));
                 }
                 let added = self.hotplug.add(self.machine, self.config, &functions);
+                if let (Ok(name), [only]) = (&added, functions.as_slice()) {
+                    let device = DeviceConfig { id: Some(name.0.clone()), ..only.clone() };
+                    self.service.published.update(|info| info.config.devices.push(device));
+                }
                 reply.send(added.map(|id| listing::device(self.machine, &self.hotplug, &id)).map_err(|error| error.for_client()));
                 self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
             }

@@ -32,6 +32,8 @@ pub struct VmConfig {
     pub serial: OutputConfig,
     /// The debug console at port 0xE9; `None` leaves the port empty.
     pub debug_console: Option<OutputConfig>,
+    /// The guest's kernel can say at port 0x505 that it panicked.
+    pub panic_port: bool,
     /// A write of n to port 0xF4 ends the process with exit code `(n << 1) | 1`.
     pub debug_exit: bool,
     /// Shape of the hierarchy where `topology` does not say it.
@@ -72,6 +74,7 @@ impl Default for VmConfig {
             payload: None,
             serial: OutputConfig::Stdio,
             debug_console: None,
+            panic_port: false,
             debug_exit: false,
             pcie: PcieConfig::default(),
             topology: None,

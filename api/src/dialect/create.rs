@@ -193,6 +193,7 @@ pub fn create(body: &[u8], base: &VmConfig, notes: &Notes) -> Result<VmConfig, A
         config.debug_console = on.then(|| output("debug_console", Some(console))).transpose()?;
     }
     config.watchdog = body.watchdog.unwrap_or_default();
+    config.panic_port = body.pvpanic.unwrap_or_default();
     if let Some(numa) = body.numa.filter(|numa| !numa.is_empty()) {
         config.numa = memory_nodes(numa)?;
     }
@@ -231,7 +232,7 @@ impl Body {
         if self.tpm.is_some() {
             return Err(refused(WHAT, "tpm", "it is not supported"));
         }
-        for (key, on) in [("pvpanic", self.pvpanic), ("landlock_enable", self.landlock_enable)] {
+        for (key, on) in [("landlock_enable", self.landlock_enable)] {
             if on == Some(true) {
                 notes.ignored(WHAT, key);
             }

@@ -90,6 +90,7 @@ fn config(config: &VmConfig) -> Value {
     put("debug_console", config.debug_console.as_ref().map(output));
     put("iommu", Some(false.into()));
     put("watchdog", Some(config.watchdog.into()));
+    put("pvpanic", Some(config.panic_port.into()));
     put("banyan", Some(config.pcie.to_string().into()));
     map.into()
 }

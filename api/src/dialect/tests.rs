@@ -225,7 +225,6 @@ fn keys_without_effect_are_noted_by_name() {
             "vm.create landlock_enable",
             "vm.create memory.mergeable",
             "vm.create payload.shim",
-            "vm.create pvpanic",
         ]
     );
 }

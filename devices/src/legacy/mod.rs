@@ -5,6 +5,7 @@
 //! | 0x3F8, a 16550 serial line | [`serial`], with [`console`] keeping its output |
 //! | the same for clients that attach and leave | [`line`] |
 //! | 0xE9 debug console, 0xF4 debug exit | [`debug`] |
+//! | 0x505 panics of the guest | [`panic`] |
 //! | 0x600 sleep control, 0xCF9 reset, 0x60/0x64 keyboard controller | [`pm`] |
 //!
 //! All registers are one byte wide. An access of several bytes is a string instruction (`rep outsb`, `rep insb`), whose
@@ -14,12 +15,14 @@ pub mod console;
 pub mod debug;
 pub mod line;
 mod output;
+pub mod panic;
 pub mod pm;
 pub mod serial;
 
 pub use console::{Console, ConsoleError, ConsoleSink, Drained, InputLine};
 pub use debug::{DebugConsole, DebugExit};
 pub use line::Line;
+pub use panic::{Panic, PanicPort, PanicSink};
 pub use pm::{KeyboardController, PowerEvent, PowerSink, ResetControl, SleepControl};
 pub use serial::Serial;
 

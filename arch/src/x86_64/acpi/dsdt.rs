@@ -21,6 +21,7 @@ pub(super) fn dsdt(inputs: &AcpiInputs<'_>) -> Sdt {
         Path::new("_SB_"),
         vec![
             &Serial(inputs.serial),
+            &PanicPort(inputs.panic_port),
             &events::Events(inputs),
             &EcamReservation(inputs.map),
             &pci_root::RootBridges(inputs.root_bridges),
@@ -50,6 +51,25 @@ impl Aml for Serial {
                     Path::new("_CRS"),
                     &ResourceTemplate::new(vec![&IO::new(ports::SERIAL, ports::SERIAL, 1, 8), &interrupt]),
                 ),
+            ],
+        )
+        .to_aml_bytes(sink);
+    }
+}
+
+/// The port at which kernels say that they panicked, by the name that Linux and Windows have a driver for.
+struct PanicPort(bool);
+
+impl Aml for PanicPort {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        if !self.0 {
+            return;
+        }
+        Device::new(
+            Path::new("PNIC"),
+            vec![
+                &Name::new(Path::new("_HID"), &"QEMU0001"),
+                &Name::new(Path::new("_CRS"), &ResourceTemplate::new(vec![&IO::new(ports::PANIC, ports::PANIC, 1, 1)])),
             ],
         )
         .to_aml_bytes(sink);

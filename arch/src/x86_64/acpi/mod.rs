@@ -39,6 +39,8 @@ pub struct AcpiInputs<'a> {
     pub memory_devices: u16,
     /// Whether the serial line at COM1 exists.
     pub serial: bool,
+    /// Whether a kernel can say at [`crate::ports::PANIC`] that it panicked.
+    pub panic_port: bool,
     /// PCI root bridges.
     pub root_bridges: &'a [RootBridge],
     /// Memory nodes. Without any there is no SRAT, and root bridges should have no proximity.

@@ -99,8 +99,16 @@ fn cpus(count: u32) -> Vec<Cpu> {
 }
 
 fn build(count: u32, map: &MemoryMap, root_bridges: &[RootBridge], nodes: &[Node]) -> Found {
-    let inputs =
-        AcpiInputs { cpus: &cpus(count), map, hot_plug_cpus: false, memory_devices: 0, serial: true, root_bridges, nodes };
+    let inputs = AcpiInputs {
+        cpus: &cpus(count),
+        map,
+        hot_plug_cpus: false,
+        memory_devices: 0,
+        serial: true,
+        panic_port: false,
+        root_bridges,
+        nodes,
+    };
     Found::new(&tables(&inputs, AT), AT)
 }
 
@@ -216,6 +224,7 @@ fn processors_that_may_come_later_are_online_capable() {
         hot_plug_cpus: false,
         memory_devices: 0,
         serial: true,
+        panic_port: false,
         root_bridges: &[],
         nodes: &[],
     };
@@ -286,6 +295,7 @@ fn the_serial_line_is_listed_only_if_it_exists() {
         hot_plug_cpus: false,
         memory_devices: 0,
         serial: true,
+        panic_port: false,
         root_bridges: &[],
         nodes: &[],
     };
@@ -375,6 +385,7 @@ fn a_large_machine_fits_the_place_of_the_tables_and_a_huge_one_is_refused() {
         hot_plug_cpus: false,
         memory_devices: 0,
         serial: true,
+        panic_port: false,
         root_bridges: &bridges[..count],
         nodes: &nodes,
     };
@@ -396,6 +407,7 @@ fn the_event_device_handles_what_the_machine_has() {
         memory_devices: 2,
         map: &map,
         serial: true,
+        panic_port: false,
         root_bridges: &[],
         nodes: &nodes,
     };
@@ -433,6 +445,7 @@ fn everything_that_may_come_fits_the_place_of_the_tables() {
         memory_devices: u16::MAX,
         map: &map,
         serial: true,
+        panic_port: false,
         root_bridges: &bridges,
         nodes: &nodes,
     };
