@@ -326,10 +326,8 @@ struct RunArguments {
     ///   clique=0..15         NVIDIA peer-to-peer clique: devices of one
     ///                        may reach each other
     ///   clique_any_vendor=on show it on any device, not only NVIDIA GPUs
-    ///   p2p=on|off|BARS      BARs that other host functions reach by DMA,
-    ///                        such as 0+2 [default: on]
-    ///   direct=on|off|BARS   BARs that the guest reaches without exits
-    ///                        [default: on]
+    ///   p2p=on|off|0+2       BARs that other host functions reach by DMA
+    ///   direct=on|off|0+2    BARs that the guest reaches without exits
     ///   on=NAME              port that it hangs on, of the topology file or
     ///                        of --pcie; `--dry-run -v` shows the names
     ///   device=N, function=N number on that bus: 0 to 31, 0 to 7 (below a port
