@@ -366,6 +366,9 @@ impl Spec {
                 let movable = config.topology.is_none() && config.pcie.topology != TopologyPolicy::Host;
                 let notes = numa::place_roots(&mut self.topology, numa, &host.tree, &devices.collect(), movable)?;
                 self.notes.extend(notes);
+                // This host gives none of what one that is data would.
+                let nodes = self.numa.iter_mut().flat_map(|numa| &mut numa.nodes);
+                nodes.filter(|_| host.emulated).for_each(|node| node.host = None);
             }
             None if config.numa != NumaConfig::Off => {
                 self.notes.push("--numa host: no device tells its memory node, so the guest gets none".to_owned());
