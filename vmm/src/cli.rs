@@ -238,7 +238,7 @@ struct RunArguments {
     #[arg(conflicts_with_all = ["kernel", "initramfs", "cmdline", "load_address"])]
     firmware: Option<PathBuf>,
 
-    /// Processors, such as 4 [default: 1]; keys: boot, max, topology
+    /// Processors, such as 4 [default: 1]; keys: boot, max, topology, kvm-signature
     ///
     ///   boot=N               at the start, 1 to 255; a bare N is enough
     ///   max=N                at most: those that `banyan ctl resize` adds
@@ -246,6 +246,8 @@ struct RunArguments {
     ///   topology=T:C:D:P     threads of a core, cores of a die, dies of a
     ///                        package, packages [default: one package of
     ///                        cores, or one for each memory node]
+    ///   kvm-signature=on|off guests can tell that they run on KVM; without,
+    ///                        NVIDIA's driver ignores cliques [default: on]
     #[arg(long, value_name = "N[,KEY=VALUE...]", value_parser = keyed::<CpuConfig>, help_heading = MACHINE)]
     #[arg(verbatim_doc_comment, allow_negative_numbers = true)]
     cpus: Option<CpuConfig>,

@@ -170,6 +170,7 @@ impl Machine {
             processors: design.spec.processors.clone(),
             numa: design.spec.numa.clone(),
             host: design.cpuid.clone(),
+            kvm_signature: config.cpus.kvm_signature,
             address_bits: plan.map.physical_address_bits,
         };
         let vcpus = extent.cpus.iter().map(|id| maker.make(*id, entry.as_ref())).collect::<Result<_, _>>()?;

@@ -148,8 +148,8 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     spec.add_own(own_devices(config));
     spec.attach_stubs();
     spec.place_in_nodes(config, host)?;
-    let note = peers::uncovered(&spec, host);
-    spec.notes.extend(note);
+    let warnings = peers::warnings(config, &spec, host);
+    spec.notes.extend(warnings);
     spec.notes.extend(cmdline::notes(config));
     Ok(spec)
 }

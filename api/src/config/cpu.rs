@@ -19,11 +19,13 @@ pub struct CpuConfig {
     pub max: Option<u8>,
     /// How they are arranged; by default one thread in a core and one package, or one for each memory node.
     pub topology: Option<CpuTopology>,
+    /// Whether guests find KVM's signature in CPUID.
+    pub kvm_signature: bool,
 }
 
 impl Default for CpuConfig {
     fn default() -> Self {
-        Self { count: 1, max: None, topology: None }
+        Self { count: 1, max: None, topology: None, kvm_signature: true }
     }
 }
 
@@ -74,6 +76,12 @@ struct Fields {
     boot: String,
     max: Option<String>,
     topology: Option<String>,
+    #[serde(rename = "kvm-signature", default = "shown")]
+    kvm_signature: bool,
+}
+
+const fn shown() -> bool {
+    true
 }
 
 impl TryFrom<Fields> for CpuConfig {
@@ -92,7 +100,9 @@ impl TryFrom<Fields> for CpuConfig {
         let topology: Option<CpuTopology> = fields.topology.as_deref().map(str::parse).transpose()?;
         match topology.map(|topology| topology.processors()) {
             Some(room) if room < u64::from(most) => Err(CpuError::Room { room, most }),
-            _ => Ok(Self { count: started, max: max.filter(|max| *max > started), topology }),
+            _ => {
+                Ok(Self { count: started, max: max.filter(|max| *max > started), topology, kvm_signature: fields.kvm_signature })
+            }
         }
     }
 }
@@ -114,7 +124,8 @@ impl fmt::Display for CpuConfig {
         let mut pairs = Pairs::new(f);
         pairs.pair("boot", &self.count)?;
         pairs.optional("max", self.max.as_ref().map(|max| max as _))?;
-        pairs.optional("topology", self.topology.as_ref().map(|topology| topology as _))
+        pairs.optional("topology", self.topology.as_ref().map(|topology| topology as _))?;
+        pairs.switch("kvm-signature", self.kvm_signature, true)
     }
 }
 
@@ -156,8 +167,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_signature_of_kvm_can_be_hidden() {
+        let hidden: CpuConfig = "2,kvm_signature=off".parse().unwrap();
+        assert!(!hidden.kvm_signature && "2".parse::<CpuConfig>().unwrap().kvm_signature);
+        assert_eq!(hidden.to_string(), "boot=2,kvm-signature=off");
+        assert_eq!(hidden.to_string().parse(), Ok(hidden));
+    }
+
+    #[test]
     fn one_to_255_processors_can_be_asked_for_and_more_that_come_later() {
-        let of = |count, max| CpuConfig { count, max, topology: None };
+        let of = |count, max| CpuConfig { count, max, ..CpuConfig::default() };
         for (text, config) in
             [("1", of(1, None)), ("boot=255", of(255, None)), ("2,max=8", of(2, Some(8))), ("boot=2,max=2", of(2, None))]
         {

@@ -313,7 +313,7 @@ impl CpusBody {
         if self._features.as_ref().and_then(|features| features.get("amx")) == Some(&Value::Bool(true)) {
             notes.ignored(WHAT, "cpus.features.amx");
         }
-        config.cpus = CpuConfig { count: boot, max: (max > boot).then_some(max), topology };
+        config.cpus = CpuConfig { count: boot, max: (max > boot).then_some(max), topology, ..CpuConfig::default() };
         config.max_physical_bits = self.max_phys_bits;
         Ok(())
     }

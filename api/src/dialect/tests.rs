@@ -69,7 +69,7 @@ fn every_section_reaches_the_configuration() {
     let topology = CpuTopology { threads_per_core: of(2), cores_per_die: of(4), dies_per_package: of(1), packages: of(1) };
     assert_eq!(
         (config.cpus, config.max_physical_bits),
-        (CpuConfig { count: 2, max: Some(8), topology: Some(topology) }, Some(46))
+        (CpuConfig { count: 2, max: Some(8), topology: Some(topology), ..CpuConfig::default() }, Some(46))
     );
     assert_eq!(config.memory.growth, Size(4 << 30));
     assert_eq!((config.memory.size, config.memory.hugepages), (Size(2 << 30), Some(HugePageSize::OneGib)));

@@ -69,6 +69,13 @@ pub fn has_kvm_signature(entries: &[kvm_cpuid_entry2]) -> bool {
     entries.iter().any(|entry| entry.function == LEAF_SIGNATURE && [entry.ebx, entry.ecx, entry.edx] == SIGNATURE)
 }
 
+/// `host` without what tells that the hypervisor is KVM, and without KVM's own features, which no guest then looks for.
+#[must_use]
+pub fn without_kvm_signature(host: &[kvm_cpuid_entry2]) -> Vec<kvm_cpuid_entry2> {
+    const LAST: u32 = 0x4000_00FF;
+    host.iter().filter(|entry| !(LEAF_SIGNATURE..=LAST).contains(&entry.function)).copied().collect()
+}
+
 fn adjusted(mut entry: kvm_cpuid_entry2, vcpu: &VcpuIdentity, topology: Topology, amd: bool) -> kvm_cpuid_entry2 {
     let Topology(place) = topology;
     let several = u32::from(place.in_package > 1);

@@ -41,8 +41,9 @@ pub(super) fn automatic(config: &VmConfig, devices: &[(String, &DeviceConfig)], 
     Ok(Automatic { of: of.collect(), notes: split.map(ToString::to_string).collect() })
 }
 
-/// NVIDIA's driver approves peer-to-peer for a set of GPUs only if every one of them has a clique.
-pub(super) fn uncovered(spec: &Spec, host: &Host) -> Option<String> {
+/// NVIDIA's driver approves peer-to-peer for a set of GPUs only if every one of them has a clique, and looks for cliques only
+/// where it finds KVM's signature.
+pub(super) fn warnings(config: &VmConfig, spec: &Spec, host: &Host) -> Vec<String> {
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for (name, endpoint) in &spec.endpoints {
         let (ids, clique) = match endpoint {
@@ -54,13 +55,22 @@ pub(super) fn uncovered(spec: &Spec, host: &Host) -> Option<String> {
             if clique.is_some() { &mut with } else { &mut without }.push(name.to_string());
         }
     }
-    (!with.is_empty() && !without.is_empty()).then(|| {
-        format!(
+    let mut warnings = Vec::new();
+    if !with.is_empty() && !without.is_empty() {
+        warnings.push(format!(
             "{} have a clique and {} have none: NVIDIA's driver then refuses peer-to-peer between all of them",
             with.join(", "),
             without.join(", ")
-        )
-    })
+        ));
+    }
+    if !with.is_empty() && !config.cpus.kvm_signature {
+        warnings.push(format!(
+            "the cliques of {} are without effect: NVIDIA's driver reads them only where it finds KVM's signature, which --cpus \
+             kvm-signature=off hides",
+            with.join(", ")
+        ));
+    }
+    warnings
 }
 
 #[cfg(test)]
@@ -119,6 +129,24 @@ mod tests {
         assert!(split.notes.iter().any(|note| note.contains("in different cliques")), "{:?}", split.notes);
         let part = planned(P4D, "host,cliques=off", &["0000:10:1c.0,id=a,clique=1", "0000:10:1d.0,id=b"]).unwrap();
         assert!(part.notes.iter().any(|note| note.contains("a have a clique and b have none")), "{:?}", part.notes);
+    }
+
+    #[test]
+    fn case_h4_a_clique_with_a_hidden_signature_is_a_warning() {
+        let config = |cpus: &str, devices: [&str; 2]| VmConfig {
+            devices: devices.map(|device| device.parse().unwrap()).to_vec(),
+            cpus: cpus.parse().unwrap(),
+            ..VmConfig::default()
+        };
+        let gpu = |id: &str, clique: &str| format!("stub,id={id},ids=10de:2330,class=030200{clique}");
+        let notes = |cpus: &str, clique: &str| {
+            let config = config(cpus, [&gpu("a", clique), &gpu("b", clique)]);
+            spec(&config, &Host::default()).unwrap().notes
+        };
+        assert_eq!(notes("1", ",clique=2"), Vec::<String>::new());
+        assert_eq!(notes("1,kvm-signature=off", ""), Vec::<String>::new());
+        let told = notes("1,kvm-signature=off", ",clique=2");
+        assert!(told.len() == 1 && told[0].contains("the cliques of a, b are without effect"), "{told:?}");
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Maker {
     pub numa: Option<GuestNuma>,
     /// CPUID of the host.
     pub host: CpuId,
+    /// Whether guests find KVM's signature.
+    pub kvm_signature: bool,
     /// Width of physical addresses.
     pub address_bits: u8,
 }
@@ -49,7 +51,11 @@ impl Maker {
         let fd = self.vm.create_vcpu(number)?;
         let identity = VcpuIdentity { place, physical_address_bits: Some(self.address_bits), tsc_deadline: true };
         let step = |what| move |error: kvm_ioctls::Error| SetupError::Step { id, what, source: error.into() };
-        let leaves = cpuid::filter(self.host.as_slice(), &identity);
+        let leaves = if self.kvm_signature {
+            cpuid::filter(self.host.as_slice(), &identity)
+        } else {
+            cpuid::filter(&cpuid::without_kvm_signature(self.host.as_slice()), &identity)
+        };
         let shown = CpuId::from_entries(&leaves).map_err(|_| SetupError::Cpuid { id })?;
         fd.set_cpuid2(&shown).map_err(step("set its CPUID"))?;
         set_msrs(&fd, id)?;

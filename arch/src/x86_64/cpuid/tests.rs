@@ -171,3 +171,11 @@ fn threads_share_a_core_and_dies_show_where_leaves_have_them() {
     assert_eq!(find(&leaves, 4, 3).eax >> 26, 3, "core ids of the package");
     assert_eq!(find(&leaves, 0x8000_001E, 0).ebx, 0x104);
 }
+
+#[test]
+fn case_h4_the_signature_of_kvm_is_shown_unless_it_is_hidden() {
+    let host = [leaf(0, 0, [1, 0, 0, 0]), leaf(0x4000_0000, 0, [0x4000_0001, SIGNATURE[0], SIGNATURE[1], SIGNATURE[2]])];
+    assert!(has_kvm_signature(&filter(&host, &vcpu(0, 1))));
+    let hidden = without_kvm_signature(&host);
+    assert!(!has_kvm_signature(&filter(&hidden, &vcpu(0, 1))) && hidden.len() == 1);
+}
