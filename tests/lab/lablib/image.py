@@ -1,5 +1,6 @@
 """What is in the host and in the guests? Builds their initramfs from busybox, the lab's programs, modules and scripts."""
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -36,6 +37,8 @@ def build(scenario, kernel, banyan, folder):
     host.file("lab/vmlinuz", kernel.bzimage.read_bytes())
     if banyan is not None:
         host.program(banyan, "lab/banyan")
+    for name in scenario.tools:
+        host.program(_tool(name), f"lab/bin/{name}")
     for name in scenario.files:
         host.file(f"lab/{Path(name).name}", (ROOT / name).read_bytes())
     host.file("lab/plan", plan(scenario, with_guests=banyan is not None))
@@ -85,6 +88,8 @@ def compile_programs(folder):
 def _guest_archive(scenario, kernel, programs):
     archive = _base(programs)
     archive.file("init", (LAB / "rootfs/guest-init").read_bytes(), 0o755)
+    for name in scenario.tools:
+        archive.program(_tool(name), f"lab/bin/{name}")
     for guest in scenario.guests:
         home = f"lab/guests/{guest.name}"
         archive.file(f"{home}/script", guest.script)
@@ -118,7 +123,7 @@ def _add_modules(archive, modules, list_path):
 
 
 def _tool(name):
-    found = shutil.which(name)
+    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin:/usr/libexec:/usr/lib/qemu:{Path.home()}/.cargo/bin")
     if found is None:
         raise ImageError(f"{name} is missing: run tests/setup --lab")
     return found

@@ -54,6 +54,7 @@ class Scenario:
     disks: dict = field(default_factory=dict)
     files: tuple = ()
     modules: tuple = ()
+    tools: tuple = ()
     numa: tuple = ()
     sriov: dict = field(default_factory=dict)
     bind: tuple = ()
