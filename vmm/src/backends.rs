@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use api::config::{DiskConfig, FsConfig, ImageFormat, MacAddress, NetConfig};
 use api::http::{ListenError, Listening};
+use devices::complaints::chain;
 use devices::virtio::balloon::BalloonControl;
 use devices::virtio::block::{Format, Image, ImageError};
 use devices::virtio::net::tap::{Tap, TapError};
@@ -85,12 +86,22 @@ impl Backends {
         Ok(())
     }
 
-    /// Tells servers of devices that RAM is `memory` from now on, before the guest is told.
-    pub fn memory_grew(&self, memory: &GuestMemoryMmap) -> Result<(), ConnectionError> {
+    /// Tells servers of devices that RAM is `memory` from now on, before the guest is told. One that does not follow is done
+    /// with: its device gives up, and the guest goes on.
+    pub fn memory_grew(&self, memory: &GuestMemoryMmap) {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut servers =
-            open.values().filter_map(|backend| if let Backend::Server(server) = backend { Some(server) } else { None });
-        servers.try_for_each(|server| server.memory_grew(memory))
+        for (name, backend) in open.iter() {
+            if let Backend::Server(server) = backend
+                && let Err(error) = server.memory_grew(memory)
+            {
+                log::error!("{name}: its server does not take memory that came: {}", chain(&error));
+            }
+        }
+    }
+
+    /// Closes the sides of all devices but those of `spec`.
+    pub fn close_others(&self, spec: &Spec) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).retain(|name, _| spec.endpoints.contains_key(name));
     }
 
     /// The balloon, if there is one.
@@ -298,7 +309,7 @@ mod tests {
 
     fn open(text: &str) -> Result<Image, String> {
         let disk: DiskConfig = text.parse().unwrap();
-        open_disk(&disk).map_err(|error| devices::complaints::chain(&error))
+        open_disk(&disk).map_err(|error| chain(&error))
     }
 
     #[test]
@@ -320,7 +331,7 @@ mod tests {
         let cases = [
             ("/nonexistent/root.img".to_owned(), "cannot open the disk /nonexistent/root.img"),
             ("/".to_owned(), "cannot open the disk /"),
-            ("/dev/null".to_owned(), "neither a regular file nor a block device"),
+            ("/dev/null".to_owned(), "no regular file or block device"),
             (small.path().display().to_string(), "it has 511 bytes"),
             (format!("{},format=qcow2", raw.path().display()), "it is no qcow2 image"),
         ];

@@ -75,6 +75,11 @@ impl HotPlug {
         Self { endpoints, leaving: Vec::new(), changes, named: 0, failures: Vec::new(), paused: None }
     }
 
+    /// Devices on their way out.
+    pub fn leaving(&self) -> impl Iterator<Item = &Name> {
+        self.leaving.iter().flat_map(|leaving| &leaving.names)
+    }
+
     /// How the devices differ from those of the specification. Devices on their way out have left.
     #[must_use]
     pub fn changes(mut self) -> Changes {

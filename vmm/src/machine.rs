@@ -15,7 +15,6 @@ use devices::acpi::{HotPlugRegisters, MemoryDevice};
 use devices::legacy::{ConsoleSink, PanicSink, Serial};
 use devices::vfio::Domain;
 use devices::virtio::balloon::BalloonControl;
-use devices::virtio::vhost_user::ConnectionError;
 use devices::virtio::{Memory, console};
 use kvm_bindings::CpuId;
 use thiserror::Error;
@@ -264,16 +263,23 @@ impl Machine {
             let (left, region) = rest.remove_region(region.start_addr(), region.len()).map_err(failed)?;
             (rest, all) = (left, all.insert_region(region).map_err(failed)?);
         }
+        // First, so that it is kept whatever fails below: host functions may reach it by now. It is the same that `self.ram` is.
+        self.factory.set_memory(all);
         for region in memory::regions(memory) {
-            // SAFETY: it becomes part of RAM below, which the machine keeps until its vCPUs have ended.
+            // SAFETY: it is part of RAM, which the machine keeps until its vCPUs have ended.
             self.pci.change(|tree| unsafe { tree.mapper.slots().add(region.at, region.len, region.host) })?;
         }
-        // It is the same that `self.ram` is.
-        self.factory.memory_grew(all)?;
+        self.factory.backends().memory_grew(&self.ram.memory());
         for device in devices {
             self.hot_plug.add_memory(*device);
         }
         Ok(())
+    }
+
+    /// What virtio devices use of the host.
+    #[must_use]
+    pub fn backends(&self) -> &Backends {
+        self.factory.backends()
     }
 
     /// What host functions reach memory through, once there is one.
@@ -493,9 +499,6 @@ pub enum MachineError {
         /// Why.
         reason: String,
     },
-    /// A process that serves a device.
-    #[error("a device cannot be told of added memory")]
-    Server(#[from] ConnectionError),
     /// vCPUs.
     #[error(transparent)]
     Setup(#[from] SetupError),

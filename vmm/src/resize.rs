@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use api::command::Resize;
@@ -184,6 +185,8 @@ fn step(room: &Room, extent: &Extent, to: &Resize) -> Result<Step, ResizeError> 
 /// Memory that a thread prepares.
 struct Growing {
     devices: Vec<MemoryDevice>,
+    /// Set before `done` is signalled: the thread itself may end a moment later.
+    finished: Arc<AtomicBool>,
     thread: JoinHandle<Result<GuestMemoryMmap, GrowthError>>,
 }
 
@@ -251,15 +254,18 @@ impl Resizer {
             domain: machine.domain(),
         };
         let done = Arc::clone(&self.done);
+        let finished = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&finished);
         let run = move || {
             let result = work.run();
+            told.store(true, Ordering::Release);
             // A full counter is readable already.
             let _ = done.write(1);
             result
         };
         let thread = thread::Builder::new().name("prep0".into()).spawn(run).map_err(ResizeError::Thread)?;
         self.extent.memory.extend(&devices);
-        self.growing.push(Growing { devices, thread });
+        self.growing.push(Growing { devices, finished, thread });
         Ok(())
     }
 
@@ -267,7 +273,9 @@ impl Resizer {
     pub fn follow(&mut self, machine: &mut Machine) -> bool {
         machine.take_ejected();
         let _ = self.done.read();
-        let (ready, growing) = std::mem::take(&mut self.growing).into_iter().partition(|growing| growing.thread.is_finished());
+        let (ready, growing) = std::mem::take(&mut self.growing)
+            .into_iter()
+            .partition(|growing| growing.finished.load(Ordering::Acquire) || growing.thread.is_finished());
         self.growing = growing;
         self.finish(machine, ready)
     }
@@ -281,7 +289,7 @@ impl Resizer {
 
     fn finish(&mut self, machine: &mut Machine, ready: Vec<Growing>) -> bool {
         let mut changed = false;
-        for Growing { devices, thread } in ready {
+        for Growing { devices, thread, .. } in ready {
             let made = thread.join().unwrap_or(Err(GrowthError::Thread));
             let added = made
                 .and_then(|memory| machine.add_memory(&memory, &devices).map_err(|error| GrowthError::Machine(Box::new(error))));

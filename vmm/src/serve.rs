@@ -188,6 +188,7 @@ impl State<'_> {
                     After::Nothing => Some(exit_code(end)),
                     After::Exit => Some(exit_code::POWER_OFF),
                     After::Created => {
+                        again.backends.close_others(&again.blueprint.spec);
                         self.vm = Some(again);
                         self.publish(Phase::Created);
                         None

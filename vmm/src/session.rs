@@ -88,6 +88,10 @@ impl<'a, 's> Session<'a, 's> {
     #[must_use]
     pub fn changes(mut self) -> Changes {
         self.resizer.settle(self.machine);
+        // A device of the same name that comes later has another side of the host's.
+        for name in self.hotplug.leaving() {
+            self.machine.backends().close(name);
+        }
         let mut changes = self.hotplug.changes();
         changes.resize(self.resizer.extent().clone());
         changes
@@ -227,7 +231,7 @@ impl Session<'_, '_> {
             Some(balloon) if balloon.pinned() && bytes > 0 => {
                 refuse(ErrorKind::Unsupported, "devices of the host need all of the guest's memory in its place")
             }
-            Some(_) if bytes > self.config.memory.size.bytes() => {
+            Some(_) if bytes > self.resizer.memory() => {
                 refuse(ErrorKind::BadRequest, "it cannot be larger than the guest's memory")
             }
             Some(balloon) => {

@@ -168,7 +168,7 @@ fn print(output: &dyn ConsoleSink, chain: Chain<'_>, memory: &GuestMemoryMmap, s
 /// Moves input into the guest whenever there is some and the guest has a place for it.
 fn type_in(mut ring: Ring, input: &Input, stop: &Stop) {
     loop {
-        if fill(&mut ring, input).is_err() {
+        if fill(&mut ring, input, stop).is_err() {
             ring.give_up();
             return;
         }
@@ -178,9 +178,9 @@ fn type_in(mut ring: Ring, input: &Input, stop: &Stop) {
     }
 }
 
-fn fill(ring: &mut Ring, input: &Input) -> Result<(), Corrupt> {
+fn fill(ring: &mut Ring, input: &Input, stop: &Stop) -> Result<(), Corrupt> {
     let memory = ring.memory();
-    while !input.lock().waiting.is_empty() {
+    while !stop.stopped() && !input.lock().waiting.is_empty() {
         let Some(chain) = ring.pop(&memory)? else {
             // The driver rings for the next buffer, or has offered one meanwhile.
             if ring.listen(&memory)? {

@@ -169,7 +169,8 @@ impl Ring {
 
     /// Asks the driver to ring for new buffers. Whether some came meanwhile, for which it may not have rung.
     pub fn listen(&mut self, memory: &GuestMemoryMmap) -> Result<bool, Corrupt> {
-        Ok(self.queue.enable_notification(memory)?)
+        // While buffers may not be touched there are none; the bell rings when they may be again.
+        Ok(self.queue.enable_notification(memory)? && self.signals.bus_master())
     }
 
     /// The device cannot go on: the driver must reset it.

@@ -243,7 +243,12 @@ impl<D: Device> Driver<D> {
 pub(super) fn survives_hostile_rings<D: Device>(make: impl Fn() -> D) {
     let queues = make().queue_sizes().len();
     type Break<D> = fn(&mut Driver<D>, usize);
-    let breaks: [Break<D>; 9] = [
+    let breaks: [Break<D>; 10] = [
+        // Buffers that may not be touched: bus mastering is off.
+        |driver, queue| {
+            driver.offer(queue, &[(DATA, 64, WRITE)]);
+            driver.function.config_write(Access { reg: Reg::containing(4), lanes: Lanes::new(0, 2) }, 2);
+        },
         // A chain that is a loop.
         |driver, queue| {
             let descriptor = RawDescriptor::from(Descriptor::new(DATA, 16, 1, 0));

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// A queue's doorbell. It lives as long as the function; a ring that nobody took yet wakes the next worker once.
 #[derive(Debug)]
@@ -17,26 +17,19 @@ pub struct Bell(EventFd);
 impl Bell {
     /// A bell that nobody has rung.
     pub fn new() -> io::Result<Self> {
-        EventFd::new(EFD_CLOEXEC).map(Self)
+        EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map(Self)
     }
 
     /// Wakes who waits for it.
     pub fn ring(&self) {
-        // Fails only if the event is closed. It waits only after 2^64 rings that nobody took.
+        // Fails when it is full of rings that nobody took: then one more changes nothing.
         let _ = self.0.write(1);
     }
 
     /// Waits until somebody rings. False when the worker should end.
     #[must_use]
     pub fn wait(&self, stop: &Stop) -> bool {
-        while !stop.stopped() {
-            match self.0.read() {
-                Ok(_) => return !stop.stopped(),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return false,
-            }
-        }
-        false
+        self.wait_or(stop, None, None)
     }
 
     /// Waits until somebody rings, `other` is ready, or `time` has passed. False when the worker should end.
@@ -61,7 +54,7 @@ impl Bell {
         &self.0
     }
 
-    /// Forgets rings. Only for the one who waits for the descriptor to be readable, when it is: otherwise this waits.
+    /// Forgets rings.
     pub fn take(&self) {
         let _ = self.0.read();
     }

@@ -14,7 +14,6 @@ use devices::vfio::iommu::DomainError;
 use devices::vfio::{Domain, Hardware, HostFunction, Placement, VfioError, VfioFunction, VfioOptions};
 use devices::virtio::balloon::BalloonControl;
 use devices::virtio::net::NetError;
-use devices::virtio::vhost_user::ConnectionError;
 use devices::virtio::vhost_user::RemoteError;
 use devices::virtio::{BlockError, Memory, VirtioError, console};
 use devices::watchdog::{WatchdogControl, WatchdogFunction};
@@ -225,13 +224,9 @@ impl Factory {
         self.domain.clone()
     }
 
-    /// Lets devices reach `memory`, which is RAM from now on. Host functions that are there can already.
-    pub fn memory_grew(&self, memory: GuestMemoryMmap) -> Result<(), ConnectionError> {
-        self.backends.memory_grew(&memory)?;
-        if let Ok(ram) = self.memory.lock() {
-            ram.replace(memory);
-        }
-        Ok(())
+    /// Lets devices of this process reach `memory`, which is RAM from now on.
+    pub fn set_memory(&self, memory: GuestMemoryMmap) {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).replace(memory);
     }
 
     /// Connects interrupt wires of host functions. The interrupt controller must exist.

@@ -171,17 +171,41 @@ impl Image {
                 bounced(file, direction, memory, offset, stopped)
             }
             Content::Raw { file, .. } => transfer(file, direction, memory, offset, stopped),
-            Content::Qcow2(image) => match direction {
-                Direction::Read => {
-                    let (vector, _guard) = IoVectorMut::from_volatile_slice(memory);
-                    image.readv(vector, offset)
-                }
-                Direction::Write => {
-                    let (vector, _guard) = IoVector::from_volatile_slice(memory);
-                    image.writev(vector, offset)
-                }
-            },
+            Content::Qcow2(image) => qcow2(image, direction, memory, offset, stopped),
         }
+    }
+}
+
+fn qcow2(
+    image: &FormatAccess<imago::file::File>,
+    direction: Direction,
+    memory: &[VolatileSlice<'_>],
+    mut offset: u64,
+    stopped: impl Fn() -> bool,
+) -> io::Result<()> {
+    let mut left = Left { slices: memory, skip: 0 };
+    let mut batch = Vec::new();
+    loop {
+        left.batch(&mut batch);
+        let bytes: usize = batch.iter().map(VolatileSlice::len).sum();
+        if bytes == 0 {
+            return Ok(());
+        }
+        if stopped() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        match direction {
+            Direction::Read => {
+                let (vector, _guard) = IoVectorMut::from_volatile_slice(batch.as_slice());
+                image.readv(vector, offset)?;
+            }
+            Direction::Write => {
+                let (vector, _guard) = IoVector::from_volatile_slice(batch.as_slice());
+                image.writev(vector, offset)?;
+            }
+        }
+        left.advance(bytes);
+        offset += bytes as u64;
     }
 }
 
@@ -349,7 +373,7 @@ impl<'m> Left<'_, 'm> {
 #[derive(Debug, Error)]
 pub enum ImageError {
     /// A pipe, a folder.
-    #[error("it is neither a regular file nor a block device")]
+    #[error("it is no regular file or block device")]
     Kind,
     /// Not a file of known length.
     #[error("cannot find its length")]

@@ -17,7 +17,7 @@ mod transmit;
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use pci::seams::MsiPort;
@@ -34,6 +34,7 @@ use super::kind::Kind;
 use super::limit::{Limit, LimitSpec};
 use super::ring::Memory;
 use super::worker::Worker;
+use crate::complaints::Complaints;
 use control::Control;
 use receive::Receiver;
 use tap::{Offloads, Tap};
@@ -86,6 +87,7 @@ pub struct Net {
     spec: NetSpec,
     sizes: Vec<u16>,
     config: Vec<u8>,
+    complaints: Arc<Mutex<Complaints>>,
 }
 
 impl Net {
@@ -98,7 +100,7 @@ impl Net {
         // `struct virtio_net_config`: address, status with the link up, pairs, MTU.
         let mtu = spec.mtu.unwrap_or(MTU);
         let config = [spec.mac.as_slice(), &[1, 0], &count.to_le_bytes(), &mtu.to_le_bytes()].concat();
-        Ok(Self { name: name.to_owned(), spec, sizes, config })
+        Ok(Self { name: name.to_owned(), spec, sizes, config, complaints: Arc::default() })
     }
 
     /// Bytes that a packet may have, with its header.
@@ -164,13 +166,16 @@ impl Device for Net {
         for (pair, tap) in self.spec.taps.iter().take(pairs).enumerate() {
             let limit = || Limit::new(self.spec.limit, Instant::now());
             if let Some(ring) = start.ring(2 * pair) {
-                let (bells, receiver) =
-                    (vec![ring.bell().clone()], Receiver::new(tap.clone(), ring, mergeable, largest, limit()));
+                let (bells, receiver) = (
+                    vec![ring.bell().clone()],
+                    Receiver::new(tap.clone(), ring, mergeable, largest, limit(), self.complaints.clone()),
+                );
                 let name = format!("rx{pair}-{}", self.name);
                 workers.push(Worker::start(name, bells, move |stop| receiver.run(stop))?);
             }
             if let Some(ring) = start.ring(2 * pair + 1) {
-                let (bells, transmitter) = (vec![ring.bell().clone()], Transmitter::new(tap.clone(), ring, limit()));
+                let (bells, transmitter) =
+                    (vec![ring.bell().clone()], Transmitter::new(tap.clone(), ring, limit(), self.complaints.clone()));
                 let name = format!("tx{pair}-{}", self.name);
                 workers.push(Worker::start(name, bells, move |stop| transmitter.run(stop))?);
             }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use log::Level;
@@ -33,7 +33,8 @@ pub(super) struct Receiver {
     /// Bytes of the largest packet, with its header.
     largest: usize,
     limit: Limit,
-    complaints: Complaints,
+    /// Of all starts of the device, which a guest can repeat.
+    complaints: Arc<Mutex<Complaints>>,
 }
 
 /// Why a burst ended.
@@ -55,8 +56,15 @@ enum Packet {
 }
 
 impl Receiver {
-    pub(super) fn new(tap: Arc<Tap>, ring: Ring, mergeable: bool, largest: usize, limit: Limit) -> Self {
-        Self { tap, ring, mergeable, largest, limit, complaints: Complaints::default() }
+    pub(super) fn new(
+        tap: Arc<Tap>,
+        ring: Ring,
+        mergeable: bool,
+        largest: usize,
+        limit: Limit,
+        complaints: Arc<Mutex<Complaints>>,
+    ) -> Self {
+        Self { tap, ring, mergeable, largest, limit, complaints }
     }
 
     /// Works until `stop` says so or the ring is corrupt.
@@ -165,7 +173,11 @@ impl Receiver {
             Some(libc::EAGAIN) => Pause::Tap,
             Some(libc::EINTR) => Pause::Limit(Duration::ZERO),
             _ => {
-                self.complaints.add_error(Level::Warn, format_args!("the tap gives no more packets"), error);
+                self.complaints.lock().unwrap_or_else(PoisonError::into_inner).add_error(
+                    Level::Warn,
+                    format_args!("the tap gives no more packets"),
+                    error,
+                );
                 Pause::Gone
             }
         }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use log::Level;
@@ -26,7 +26,8 @@ pub(super) struct Transmitter {
     tap: Arc<Tap>,
     ring: Ring,
     limit: Limit,
-    complaints: Complaints,
+    /// Of all starts of the device, which a guest can repeat.
+    complaints: Arc<Mutex<Complaints>>,
 }
 
 enum Pause {
@@ -36,8 +37,8 @@ enum Pause {
 }
 
 impl Transmitter {
-    pub(super) fn new(tap: Arc<Tap>, ring: Ring, limit: Limit) -> Self {
-        Self { tap, ring, limit, complaints: Complaints::default() }
+    pub(super) fn new(tap: Arc<Tap>, ring: Ring, limit: Limit, complaints: Arc<Mutex<Complaints>>) -> Self {
+        Self { tap, ring, limit, complaints }
     }
 
     /// Works until `stop` says so or the ring is corrupt.
@@ -106,7 +107,11 @@ impl Transmitter {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
                 Err(error) => {
-                    self.complaints.add_error(Level::Warn, format_args!("the tap does not take packets, which are lost"), &error);
+                    self.complaints.lock().unwrap_or_else(PoisonError::into_inner).add_error(
+                        Level::Warn,
+                        format_args!("the tap does not take packets, which are lost"),
+                        &error,
+                    );
                     return Some(());
                 }
             }

@@ -19,10 +19,10 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_queue::QueueT;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::virtio::ring::Ring;
+use crate::virtio::ring::{Memory, Ring};
 
 /// The longest that a conversation may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -110,17 +110,13 @@ impl Connection {
         answer.map(|(_, bytes)| bytes).map_err(|source| ConnectionError::Refused { path: self.path.clone(), source })
     }
 
-    /// Hands `rings` over, whose use is told by `calls`. `features` are those that the driver took.
-    pub(super) fn start(
-        &self,
-        features: u64,
-        memory: &GuestMemoryMmap,
-        rings: &[Ring],
-        calls: &[EventFd],
-    ) -> Result<(), ConnectionError> {
+    /// Hands `rings` over, whose use is told by `calls`. `features` are those that the driver took. RAM is looked at once the
+    /// conversation is this one's alone, so that memory that comes is told either here or by [`Connection::memory_grew`].
+    pub(super) fn start(&self, features: u64, memory: &Memory, rings: &[Ring], calls: &[EventFd]) -> Result<(), ConnectionError> {
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
         let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
         let mut frontend = self.frontend();
+        let memory: &GuestMemoryMmap = &memory.memory();
         let kept = self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         frontend.set_features(features & self.features | kept).map_err(refused)?;
         frontend.set_mem_table(&regions(memory)?).map_err(refused)?;
@@ -163,8 +159,8 @@ impl Connection {
             return Ok(());
         }
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
-        frontend.set_mem_table(&regions(memory)?).map_err(refused)?;
-        Ok(())
+        let told = regions(memory).and_then(|regions| frontend.set_mem_table(&regions).map_err(refused));
+        told.map(drop).inspect_err(|_| self.close())
     }
 
     /// Takes rings back: when this returns, the server touches them no more, or is gone.
@@ -184,6 +180,7 @@ impl Connection {
 
     /// Ends the conversation for good.
     pub(super) fn close(&self) {
+        self.started.store(false, Ordering::Relaxed);
         // It may have ended already.
         let _ = self.socket.shutdown(Shutdown::Both);
     }

@@ -13,7 +13,7 @@ mod tests;
 use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use log::Level;
 use pci::seams::MsiPort;
@@ -148,6 +148,7 @@ pub struct Remote {
     features: u64,
     sizes: Vec<u16>,
     config: Vec<u8>,
+    complaints: Arc<Mutex<Complaints>>,
 }
 
 impl Remote {
@@ -178,6 +179,7 @@ impl Remote {
             features: taken | feature::TRANSPORT & features,
             sizes: vec![spec.queue_size; spec.all_queues().into()],
             config,
+            complaints: Arc::default(),
         })
     }
 }
@@ -206,7 +208,14 @@ impl Device for Remote {
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         let calls = start.rings.iter().map(|_| EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)).collect::<io::Result<Vec<_>>>()?;
         let bell = Arc::new(Bell::new()?);
-        let relay = Relay { name: self.name.clone(), connection: self.connection.clone(), start, calls, bell: bell.clone() };
+        let relay = Relay {
+            name: self.name.clone(),
+            connection: self.connection.clone(),
+            start,
+            complaints: self.complaints.clone(),
+            calls,
+            bell: bell.clone(),
+        };
         Ok(vec![Worker::start(format!("vu-{}", self.name), vec![bell], move |stop| relay.run(stop))?])
     }
 }
@@ -216,16 +225,16 @@ struct Relay {
     name: String,
     connection: Arc<Connection>,
     start: Start,
+    /// Of all starts of the device, which a guest can repeat.
+    complaints: Arc<Mutex<Complaints>>,
     calls: Vec<EventFd>,
     bell: Arc<Bell>,
 }
 
 impl Relay {
     fn run(self, stop: &Stop) {
-        let mut complaints = Complaints::default();
-        let memory = self.start.memory.clone();
-        let memory = vm_memory::GuestAddressSpace::memory(&memory);
-        if let Err(error) = self.connection.start(self.start.features, &memory, &self.start.rings, &self.calls) {
+        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = self.connection.start(self.start.features, &self.start.memory, &self.start.rings, &self.calls) {
             complaints.add_error(Level::Error, format_args!("{}: the device gives up", self.name), &error);
             self.connection.close();
             self.start.signals.give_up();
@@ -240,6 +249,7 @@ impl Relay {
         } else {
             let path = self.connection.path().display();
             complaints.add(Level::Error, format_args!("{}: the server at {path} is gone; the device gives up", self.name));
+            self.connection.close();
             self.start.signals.give_up();
         }
     }

@@ -190,6 +190,7 @@ fn a_server_that_has_rings_hears_of_memory_that_came() {
     let remote = Remote::new("test", &folder(), Arc::clone(&connection)).unwrap();
     let mut driver = Driver::with_memory(remote, memory.clone());
     driver.set_up(u64::MAX);
+    driver.wait("the server to have its rings", |driver| driver.sent().contains(&0x42));
     let file = tempfile::tempfile().unwrap();
     file.set_len(RAM as u64).unwrap();
     let region = MmapRegion::from_file(FileOffset::new(file, 0), RAM).unwrap();
@@ -283,7 +284,7 @@ fn private_memory_is_refused_by_name() {
     let mut driver = Driver::started(Remote::new("test", &folder(), connection.clone()).unwrap());
     driver.wait("the device to give up", Driver::gave_up);
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap();
-    let error = connection.start(feature::VERSION_1, &memory, &[], &[]).unwrap_err().to_string();
+    let error = connection.start(feature::VERSION_1, &Memory::new(memory), &[], &[]).unwrap_err().to_string();
     assert!(error.contains("--memory shared=on") || error.contains("vhost-user server"), "{error}");
 }
 

@@ -147,20 +147,20 @@ impl Traffic {
                 self.transmit.drain(stop, |chain, memory| streams.take_packet(chain, memory))?;
                 self.unread = self.streams.turn >= TURN || self.streams.resets.len() >= MAX_RESETS;
             }
-            more = self.feed_guest()?;
+            more = self.feed_guest(stop)?;
         }
         Ok(())
     }
 
     /// Fills the guest's buffers. Whether there is more to do although there are buffers.
-    fn feed_guest(&mut self) -> Result<bool, Corrupt> {
+    fn feed_guest(&mut self, stop: &Stop) -> Result<bool, Corrupt> {
         if !self.streams.has_output() {
             return Ok(false);
         }
         let memory = self.receive.memory();
         let (mut filled, mut more) = (0, true);
         self.receive.hush(&memory)?;
-        while filled < TURN && self.streams.has_output() {
+        while filled < TURN && !stop.stopped() && self.streams.has_output() {
             let Some(chain) = self.receive.pop(&memory)? else {
                 if self.receive.listen(&memory)? {
                     self.receive.hush(&memory)?;

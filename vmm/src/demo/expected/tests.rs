@@ -62,9 +62,9 @@ fn each_kind_of_port_has_its_registers() {
     assert_eq!(identity("01:00.0"), "id=15b3:1978 subsystem=none class=060400 type=upstream-port multi-function=no");
     assert_eq!(identity("02:02.0"), "id=15b3:1978 subsystem=15b3:0001 class=060400 type=downstream-port multi-function=no");
     let capabilities = |place| of(&lines, "capabilities", place).concat();
-    assert_eq!(capabilities("00:03.0"), "standard=express,msi,subsystem,power extended=aer,acs");
-    assert_eq!(capabilities("01:00.0"), "standard=express,power extended=aer");
-    assert_eq!(capabilities("02:02.0"), "standard=express,msi,subsystem,power extended=aer,acs");
+    assert_eq!(capabilities("00:03.0"), "standard=express,msi,subsystem,power extended=aer,acs,serial");
+    assert_eq!(capabilities("01:00.0"), "standard=express,power extended=aer,serial");
+    assert_eq!(capabilities("02:02.0"), "standard=express,msi,subsystem,power extended=aer,acs,serial");
     let interrupts = |place| of(&lines, "interrupts", place).concat();
     assert_eq!(["00:03.0", "01:00.0", "02:02.0"].map(interrupts), ["msi=1 msix=0 pin=A", "", "msi=1 msix=0 pin=none"]);
     let link = |place| of(&lines, "link", place).concat();
