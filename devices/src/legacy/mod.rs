@@ -3,9 +3,9 @@
 //! | port | module |
 //! |---|---|
 //! | 0x3F8, a 16550 serial line | [`serial`], with [`console`] keeping its output |
-//! | the same for clients that attach and leave | [`line`] |
+//! | the same for clients that attach and leave | [`mod@line`] |
 //! | 0xE9 debug console, 0xF4 debug exit | [`debug`] |
-//! | 0x505 panics of the guest | [`panic`] |
+//! | 0x505 panics of the guest | [`mod@panic`] |
 //! | 0x600 sleep control, 0xCF9 reset, 0x60/0x64 keyboard controller | [`pm`] |
 //!
 //! All registers are one byte wide. An access of several bytes is a string instruction (`rep outsb`, `rep insb`), whose
