@@ -1,8 +1,7 @@
 //! Decides what a command line asks for: which command, which machine, how it is run.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -515,12 +514,7 @@ const LARGEST_TOPOLOGY: u64 = 16 << 20;
 
 fn read_topology(path: &Path) -> Result<TopologyConfig, CliError> {
     let unreadable = |source| CliError::Read { path: path.to_owned(), source };
-    let mut text = String::new();
-    let file = File::open(path).map_err(unreadable)?;
-    file.take(LARGEST_TOPOLOGY + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if text.len() as u64 > LARGEST_TOPOLOGY {
-        return Err(unreadable(io::Error::other(format!("it has more than {} MiB", LARGEST_TOPOLOGY >> 20))));
-    }
+    let text = crate::files::text(path, LARGEST_TOPOLOGY).map_err(unreadable)?;
     Ok(TopologyConfig::parse(&path.display().to_string(), &text)?)
 }
 

@@ -22,6 +22,7 @@ pub mod driver;
 pub mod effects;
 pub mod ejected;
 pub mod endpoints;
+pub mod files;
 pub mod groundwork;
 pub mod host;
 pub mod hotplug;

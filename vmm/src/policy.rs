@@ -1,14 +1,14 @@
 //! Decides which policy holds for the machines that API clients create: that of a file, or the built-in one.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use api::config::{Policy, PolicyError};
 use thiserror::Error;
 
 use crate::cli::ConfigCommand;
+use crate::files;
 
 /// Where the file is, if nobody says otherwise.
 pub const FILE: &str = "/etc/banyan/config.toml";
@@ -47,16 +47,7 @@ fn choose(named: Option<OsString>, usual: &Path) -> Result<Source, LoadError> {
 /// Reads a file.
 pub fn read(path: &Path) -> Result<Source, LoadError> {
     let failed = |source| LoadError::Read { path: path.to_owned(), source };
-    let mut text = String::new();
-    let file = File::open(path).map_err(failed)?;
-    // Opening a FIFO or a device would be waiting for somebody.
-    if !file.metadata().map_err(failed)?.is_file() {
-        return Err(failed(io::Error::other("it is no regular file")));
-    }
-    file.take(LARGEST + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > LARGEST {
-        return Err(failed(io::Error::other(format!("it has more than {} MiB", LARGEST >> 20))));
-    }
+    let text = files::text(path, LARGEST).map_err(failed)?;
     let policy = Policy::parse(&path.display().to_string(), &text)?;
     Ok(Source { policy, file: Some(path.to_owned()) })
 }
@@ -126,5 +117,8 @@ mod tests {
         let file = folder.path().join("f");
         std::fs::write(&file, "#".repeat((1 << 20) + 1)).unwrap();
         assert!(matches!(read(&file), Err(LoadError::Read { .. })));
+        let fifo = folder.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        assert!(matches!(choose(Some(fifo.into()), &file), Err(LoadError::Read { .. })));
     }
 }

@@ -1,16 +1,17 @@
 //! Reads what resolving depends on: the CDI files of some directories, and the host's functions with their VFIO nodes.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use pci::address::HostBdf;
 use pci::ids::ClassCode;
 use thiserror::Error;
 
+use crate::files;
 use crate::host::tree::{HostNode, HostTree};
 
-use super::parse::{self, CdiFileError, Entry};
+use super::parse::{self, CdiFileError, Entry, VfioName};
 
 /// Where CDI files are by default; those in the later directory win.
 pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
@@ -24,6 +25,17 @@ pub struct Library {
     pub entries: Vec<Entry>,
     /// Files that say nothing because they cannot be read or understood.
     pub unread: Vec<LoadError>,
+    /// Of those that cannot be understood, what they would speak of.
+    pub claims: Vec<Claims>,
+}
+
+/// What a file that cannot be understood would speak of.
+#[derive(Debug, Clone)]
+pub struct Claims {
+    /// The addresses and device nodes in its text.
+    pub functions: Vec<VfioName>,
+    /// Why it cannot be understood.
+    pub why: CdiFileError,
 }
 
 impl Library {
@@ -31,16 +43,22 @@ impl Library {
     pub fn load(directories: &[PathBuf], must_exist: bool) -> Result<Self, LoadError> {
         let mut library = Self::default();
         for directory in directories {
-            let files = match files(directory) {
-                Ok(files) => files,
+            let found = match in_directory(directory) {
+                Ok(found) => found,
                 Err(source) if source.kind() == io::ErrorKind::NotFound && !must_exist => continue,
                 Err(source) => return Err(LoadError::Directory { path: directory.clone(), source }),
             };
             let mut added = Vec::new();
-            for file in files {
-                match read(&file) {
-                    Ok(entries) => added.extend(entries),
-                    Err(error) => library.unread.push(error),
+            for file in found {
+                match files::text(&file, LARGEST) {
+                    Ok(text) => match parse::parse(&file, &text) {
+                        Ok(entries) => added.extend(entries),
+                        Err(why) => {
+                            library.claims.push(Claims { functions: parse::mentioned(&text), why: why.clone() });
+                            library.unread.push(why.into());
+                        }
+                    },
+                    Err(why) => library.unread.push(LoadError::File { path: file, why }),
                 }
             }
             library.entries.retain(|earlier| added.iter().all(|entry| entry.name != earlier.name));
@@ -66,7 +84,7 @@ impl Library {
 }
 
 /// The files of a directory whose names end as those of CDI files do, by name. Directories below it are not looked into.
-fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+fn in_directory(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
@@ -76,24 +94,6 @@ fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
-}
-
-fn read(path: &Path) -> Result<Vec<Entry>, LoadError> {
-    let text = text(path).map_err(|why| LoadError::File { path: path.to_owned(), why })?;
-    Ok(parse::parse(path, &text)?)
-}
-
-fn text(path: &Path) -> io::Result<String> {
-    // A FIFO would make the reader wait.
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
-    }
-    let mut text = String::new();
-    File::open(path)?.take(LARGEST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LARGEST {
-        return Err(io::Error::other(format!("it has more than {} KiB", LARGEST >> 10)));
-    }
-    Ok(text)
 }
 
 /// A PCI function as VFIO's device nodes name it.
@@ -137,7 +137,7 @@ pub fn recorded(tree: &HostTree) -> Vec<HostFunction> {
 
 fn function(path: &Path) -> Option<HostFunction> {
     let at = path.file_name()?.to_str()?.parse().ok()?;
-    let class = fs::read_to_string(path.join("class")).ok()?;
+    let class = files::text(&path.join("class"), files::ATTRIBUTE).ok()?;
     let class = u32::from_str_radix(class.trim().trim_start_matches("0x"), 16).ok()?;
     let group = fs::read_link(path.join("iommu_group")).ok();
     let group = group.and_then(|link| link.file_name()?.to_str()?.parse().ok());

@@ -20,6 +20,8 @@ pub struct Entry {
     pub name: CdiName,
     /// Where it stands.
     pub source: Source,
+    /// The function that `bdf` names, whatever is wrong with other annotations.
+    pub bdf: Option<HostBdf>,
     /// The VFIO device nodes among those that it gives a container.
     pub nodes: Vec<VfioNode>,
     /// What it says of the place in a virtual machine, or why that is not understood.
@@ -72,6 +74,26 @@ impl fmt::Display for VfioNode {
     }
 }
 
+/// A function as texts name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VfioName {
+    /// By its address.
+    Address(HostBdf),
+    /// By its device node.
+    Node(VfioNode),
+}
+
+/// The functions that a text names, wherever in it. For one that cannot be understood: what it says of them is not known.
+#[must_use]
+pub fn mentioned(text: &str) -> Vec<VfioName> {
+    let words = text.split(|char: char| !char.is_ascii_alphanumeric() && !":./".contains(char));
+    let name = |word: &str| {
+        let node = VfioNode::from_path(word).map(VfioName::Node);
+        node.or_else(|| word.parse().ok().map(VfioName::Address))
+    };
+    words.filter_map(name).collect()
+}
+
 /// The annotations that mean something to a virtual machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Annotations {
@@ -107,9 +129,11 @@ pub fn parse(file: &Path, text: &str) -> Result<Vec<Entry>, CdiFileError> {
         }
         let own = annotations(&map)?;
         let both = common.iter().filter(|default| own.iter().all(|own| own.key != default.key)).chain(&own);
+        let bdf = both.clone().find(|annotation| annotation.key == "bdf").and_then(|bdf| bdf.value.value.parse().ok());
         let annotations = both.cloned().try_fold(Annotations::default(), |known, annotation| known.with(file, annotation));
         let nodes = common_nodes.iter().cloned().chain(nodes(&map)?).collect();
-        entries.push(Entry { name: qualified, source: Source { file: file.to_owned(), line: name.line }, nodes, annotations });
+        let source = Source { file: file.to_owned(), line: name.line };
+        entries.push(Entry { name: qualified, source, bdf, nodes, annotations });
     }
     Ok(entries)
 }

@@ -10,7 +10,7 @@ use pci::address::HostBdf;
 use thiserror::Error;
 
 use super::load::{HostFunction, Library};
-use super::parse::{CdiFileError, Entry, Source, VfioNode};
+use super::parse::{CdiFileError, Entry, Source, VfioName, VfioNode};
 
 /// What CDI files say, and the host that they speak of.
 #[derive(Debug)]
@@ -76,13 +76,16 @@ impl Resolver<'_> {
         asked: Option<&'b Entry>,
         wants_clique: bool,
     ) -> Result<(Said<'b, CliqueId>, Said<'b, bool>), ResolveError> {
+        if let Some(file) = self.library.claims.iter().find(|file| file.functions.iter().any(|name| self.names(name, at))) {
+            return Err(ResolveError::Claimed { at, why: file.why.clone() });
+        }
         let (mut clique, mut attach) = (None, None);
         let others = self.library.entries.iter().filter(|entry| asked.is_none_or(|asked| !std::ptr::eq(asked, *entry)));
         for entry in asked.into_iter().chain(others) {
             let asked_for = asked.is_some_and(|asked| std::ptr::eq(asked, entry));
             let functions = match &entry.annotations {
-                // The address may be what is wrong with it, the nodes are not.
-                Err(_) => entry.nodes.iter().flat_map(|node| self.at_node(node)).collect(),
+                // Whatever is wrong with it: it speaks of its address, if that is none of it, and of its nodes.
+                Err(_) => entry.nodes.iter().flat_map(|node| self.at_node(node)).chain(entry.bdf).collect(),
                 Ok(_) if asked_for => self.functions(entry)?,
                 Ok(annotations) if annotations.bdf == Some(at) => self.functions(entry)?,
                 // A device that is not there cannot be this one.
@@ -158,6 +161,13 @@ impl Resolver<'_> {
             VfioNode::Device(name) => function.node.as_ref() == Some(name),
         };
         self.host.iter().filter(of_node).map(|function| function.at)
+    }
+
+    fn names(&self, name: &VfioName, at: HostBdf) -> bool {
+        match name {
+            VfioName::Address(address) => *address == at,
+            VfioName::Node(node) => self.at_node(node).any(|function| function == at),
+        }
     }
 
     fn group(&self, at: HostBdf) -> Option<u32> {
@@ -255,6 +265,14 @@ pub enum ResolveError {
     /// A file with a mistake in what it says of the device.
     #[error(transparent)]
     File(CdiFileError),
+    /// A file that cannot be understood and speaks of the device.
+    #[error("{why}; the file names {at}, whose clique and place it may say: correct the file or remove it")]
+    Claimed {
+        /// The function.
+        at: HostBdf,
+        /// What is wrong with the file.
+        why: CdiFileError,
+    },
     /// An entry that leads nowhere.
     #[error("CDI device {name} of {at}: {why}")]
     Entry {

@@ -91,9 +91,25 @@ fn a_file_that_cannot_be_read_costs_a_note_and_is_named_when_a_device_is_missing
     assert_eq!((devices.len(), notes.len()), (1, 5), "{notes:?}");
     let error = applied(&dpu_host(), &[&files], &["nvidia.com/gpu=gpu0"]).unwrap_err().to_string();
     for part in
-        ["bad.yaml:", "new.json:1: key `cdiVersion`: version `9.0.0`", "more than 1024 KiB", "no regular file", "binary.json"]
+        ["bad.yaml:", "new.json:1: key `cdiVersion`: version `9.0.0`", "more than 1 MiB", "no regular file", "binary.json"]
     {
         assert!(error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_understood_keeps_the_devices_that_it_names_from_starting_anywhere() {
+    let new = SEED_GPU.replace("0.4.0", "9.0.0");
+    let by_node = new.replace("bdf: “41:00.0”", "x: y");
+    let broken = format!("{SEED_GPU}]\n");
+    for text in [&new, &by_node, &broken] {
+        let files = directory(&[("gpu.yaml", text)]);
+        for device in ["41:00.0", "/dev/vfio/71"] {
+            let error = applied(&dpu_host(), &[&files], &[device]).unwrap_err().to_string();
+            assert!(error.contains("gpu.yaml:") && error.contains("the file names 0000:41:00.0"), "{text} {device}: {error}");
+        }
+        let (devices, notes) = applied(&dpu_host(), &[&files], &["3d:00.0"]).unwrap();
+        assert_eq!((&devices[..], notes.len()), (&["path=0000:3d:00.0".to_owned()][..], 1), "{text}");
     }
 }
 

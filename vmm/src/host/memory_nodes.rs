@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use super::tree::HostMemoryNode;
+use crate::files;
 
 /// The nodes below `sysfs`, by number; none where the kernel was built without them. What a node does not tell is empty.
 #[must_use]
@@ -15,7 +16,7 @@ pub fn scan(sysfs: &Path) -> BTreeMap<u32, HostMemoryNode> {
     let number = |name: &str| name.strip_prefix("node")?.parse::<u32>().ok();
     let mut ids: Vec<u32> = entries.flatten().filter_map(|entry| number(entry.file_name().to_str()?)).collect();
     ids.sort_unstable();
-    let read = |id: u32, name: &str| fs::read_to_string(folder.join(format!("node{id}/{name}"))).unwrap_or_default();
+    let read = |id: u32, name: &str| files::text(&folder.join(format!("node{id}/{name}")), files::ATTRIBUTE).unwrap_or_default();
     let node = |id: u32| HostMemoryNode {
         cpus: read(id, "cpulist").parse().unwrap_or_default(),
         memory: total(&read(id, "meminfo")).unwrap_or(0),

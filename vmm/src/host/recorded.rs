@@ -4,8 +4,7 @@
 mod function;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +12,7 @@ use thiserror::Error;
 
 use super::scan::{ScanError, scan_all};
 use super::tree::{HostMemoryNode, HostTree, NestingError};
+use crate::files;
 use function::Function;
 pub use function::Problem;
 
@@ -69,12 +69,7 @@ impl RecordedHost {
             return Ok(Self { tree, address_bits: SYSFS_BITS });
         }
         let unreadable = |source| RecordedError::Read { path: path.to_owned(), source };
-        let mut text = String::new();
-        let file = File::open(path).map_err(unreadable)?;
-        file.take(LARGEST + 1).read_to_string(&mut text).map_err(unreadable)?;
-        if text.len() as u64 > LARGEST {
-            return Err(unreadable(io::Error::other(format!("it has more than {} MiB", LARGEST >> 20))));
-        }
+        let text = files::text(path, LARGEST).map_err(unreadable)?;
         Self::from_json(&text).map_err(|source| RecordedError::File { path: path.to_owned(), source: Box::new(source) })
     }
 }
@@ -83,7 +78,7 @@ impl RecordedHost {
 const SYSFS_BITS: u8 = 52;
 
 /// A host with thousands of virtual functions fits.
-const LARGEST: u64 = 64 << 20;
+const LARGEST: u64 = 16 << 20;
 /// What is written. Version 1 tells less of functions.
 const VERSION: u32 = 2;
 

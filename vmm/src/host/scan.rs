@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use pci::address::{AddressError, HostBdf};
 use pci::ids::{ClassCode, Ids};
@@ -16,6 +17,10 @@ use super::fabric::{Fabric, Sriov};
 use super::registers::{Express, Registers};
 use super::tree::{HostKind, HostNode, HostParent, HostTree, NestingError};
 use super::{bars, memory_nodes};
+use crate::files;
+
+/// Bytes of a configuration space (PCIe 6.0 7.2.2).
+const CONFIG: u64 = 4096;
 
 /// The directory of function `at`. It need not exist.
 #[must_use]
@@ -52,7 +57,7 @@ pub fn scan_all(sysfs: &Path) -> Result<HostTree, ScanError> {
 pub fn of_vendor(sysfs: &Path, vendor: u16) -> Vec<HostBdf> {
     let entries = fs::read_dir(sysfs.join("bus/pci/devices")).into_iter().flatten().flatten();
     let text = format!("{vendor:#06x}");
-    let of_vendor = entries.filter(|entry| attribute(&entry.path(), "vendor").as_ref() == Some(&text));
+    let of_vendor = entries.filter(|entry| attribute(&entry.path(), "vendor").is_ok_and(|vendor| vendor.as_ref() == Some(&text)));
     of_vendor.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
@@ -72,6 +77,10 @@ pub fn scan(sysfs: &Path, devices: &[HostBdf]) -> Result<HostTree, ScanError> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => return Err(ScanError::Read { path: link, source }),
         };
+        // The kernel names the link as the folder; another name would make two functions of one.
+        if path.file_name().and_then(|name| name.to_str()?.parse().ok()) != Some(at) {
+            return Err(ScanError::OtherFunction { link, path });
+        }
         let node = match node(&path, at) {
             // It left meanwhile. The kernel takes the link away first.
             Err(_) if !link.exists() => continue,
@@ -118,44 +127,47 @@ fn name_bridges(tree: &mut HostTree) {
 }
 
 fn node(path: &Path, at: HostBdf) -> Result<HostNode, ScanError> {
-    let number = |name: &str| -> Result<u32, ScanError> {
-        let file = path.join(name);
-        let text = fs::read_to_string(&file).map_err(|source| ScanError::Read { path: file.clone(), source })?;
-        let digits = text.trim().trim_start_matches("0x");
-        u32::from_str_radix(digits, 16).map_err(|_| ScanError::Attribute { path: file, text: text.trim().to_owned() })
-    };
-    let word = |name: &str| -> Result<u16, ScanError> {
-        let value = number(name)?;
-        u16::try_from(value).map_err(|_| ScanError::Attribute { path: path.join(name), text: format!("{value:#x}") })
-    };
+    let number = |name: &str, largest: u32| checked(path, name, |text| hexadecimal(text).filter(|value| *value <= largest));
+    let word = |name: &str| checked(path, name, |text| u16::try_from(hexadecimal(text)?).ok());
+    let missing = |name: &str| ScanError::Read { path: path.join(name), source: io::ErrorKind::NotFound.into() };
     // Configuration space may be hidden, as in some containers, or be the only thing that there is.
-    let config = fs::read(path.join("config")).unwrap_or_default();
+    let config = unless_hidden(path, "config", |file| files::bytes(file, CONFIG))?.unwrap_or_default();
     let registers = Registers(&config);
+    let class = number("class", 0xFF_FFFF)?.or_else(|| registers.class()).ok_or_else(|| missing("class"))?;
     let ids = Ids {
-        vendor: word("vendor").or_else(|error| registers.word(0).ok_or(error))?,
-        device: word("device").or_else(|error| registers.word(2).ok_or(error))?,
-        class: ClassCode::new(number("class").or_else(|error| registers.class().ok_or(error))?),
-        revision: number("revision").ok().and_then(|n| u8::try_from(n).ok()).unwrap_or(0),
-        subsystem_vendor: word("subsystem_vendor").unwrap_or(0),
-        subsystem: word("subsystem_device").unwrap_or(0),
+        vendor: word("vendor")?.or_else(|| registers.word(0)).ok_or_else(|| missing("vendor"))?,
+        device: word("device")?.or_else(|| registers.word(2)).ok_or_else(|| missing("device"))?,
+        class: ClassCode::new(class),
+        revision: checked(path, "revision", |text| u8::try_from(hexadecimal(text)?).ok())?.unwrap_or(0),
+        subsystem_vendor: word("subsystem_vendor")?.unwrap_or(0),
+        subsystem: word("subsystem_device")?.unwrap_or(0),
     };
     let express = registers.express();
-    let resource = attribute(path, "resource");
+    let resource = attribute(path, "resource")?.filter(|text| !text.is_empty());
+    if resource.is_none() {
+        log::info!("{path} does not tell BARs: there is no text in `resource`", path = path.display());
+    }
+    let resource = resource.unwrap_or_default();
+    let bad_line = |line: &str| ScanError::Attribute { path: path.join("resource"), text: excerpt(line) };
+    let link = match express.and_then(Express::link) {
+        Some(link) => Some(link),
+        None => link_attributes(path)?,
+    };
     Ok(HostNode {
         at,
         on: parent(path)?,
         ids,
         kind: kind(ids.class, registers, express),
-        bars: resource.as_deref().map_or([None; 6], bars::parse),
-        rom: resource.as_deref().and_then(bars::rom),
+        bars: bars::parse(&resource).map_err(bad_line)?,
+        rom: bars::rom(&resource).map_err(bad_line)?,
         interrupt_pin: registers.interrupt_pin(),
-        link: express.and_then(Express::link).or_else(|| link_attributes(path)),
+        link,
         atomic_completers: express.map_or(0, Express::atomic_completers),
-        numa_node: attribute(path, "numa_node").and_then(|text| text.parse().ok()),
-        group: link_name(&path.join("iommu_group")).and_then(|name| name.parse().ok()),
+        numa_node: checked(path, "numa_node", memory_node)?.flatten(),
+        group: named(path, "iommu_group")?,
         driver: link_name(&path.join("driver")),
-        physical_function: link_name(&path.join("physfn")).and_then(|name| name.parse().ok()),
-        fabric: fabric(path, registers),
+        physical_function: named(path, "physfn")?,
+        fabric: fabric(path, registers)?,
     })
 }
 
@@ -175,19 +187,22 @@ fn kind(class: ClassCode, registers: Registers<'_>, express: Option<Express>) ->
 }
 
 /// The registers, with attributes for what they hide.
-fn fabric(path: &Path, registers: Registers<'_>) -> Fabric {
+fn fabric(path: &Path, registers: Registers<'_>) -> Result<Fabric, ScanError> {
     let fabric = registers.fabric();
-    let count = |name: &str| attribute(path, name)?.parse::<u16>().ok();
-    let attributes = || Some(Sriov { total: count("sriov_totalvfs")?, enabled: count("sriov_numvfs").unwrap_or(0) });
-    Fabric { sriov: fabric.sriov.or_else(attributes), iommu_bits: iommu_bits(path), ..fabric }
+    let count = |name: &str| checked(path, name, |text| text.parse::<u16>().ok());
+    let enabled = count("sriov_numvfs")?.unwrap_or(0);
+    let attributes = count("sriov_totalvfs")?.map(|total| Sriov { total, enabled });
+    Ok(Fabric { sriov: fabric.sriov.or(attributes), iommu_bits: iommu_bits(path)?, ..fabric })
 }
 
 /// MGAW of the capability register that VT-d's driver shows (Intel VT-d specification 11.4.2; linux:
 /// drivers/iommu/intel/iommu.c `cap_show`).
-fn iommu_bits(path: &Path) -> Option<u8> {
-    let capability = u64::from_str_radix(&attribute(path, "iommu/intel-iommu/cap")?, 16).ok()?;
-    let [width, ..] = (capability >> 16 & 0x3F).to_le_bytes();
-    Some(width + 1)
+fn iommu_bits(path: &Path) -> Result<Option<u8>, ScanError> {
+    let capability = checked(path, "iommu/intel-iommu/cap", |text| u64::from_str_radix(text, 16).ok())?;
+    Ok(capability.map(|capability| {
+        let [width, ..] = (capability >> 16 & 0x3F).to_le_bytes();
+        width + 1
+    }))
 }
 
 /// The directory above tells what a function hangs on: another function, or a root complex `pciDDDD:BB`.
@@ -211,23 +226,65 @@ fn group_members(path: &Path) -> Result<Vec<HostBdf>, ScanError> {
     }
 }
 
-fn attribute(path: &Path, name: &str) -> Option<String> {
-    Some(fs::read_to_string(path.join(name)).ok()?.trim().to_owned())
+/// What `read` finds in a file; `None` for one that is absent or denied, as files of sysfs may be. Anything but a file of
+/// fitting size is refused.
+fn unless_hidden<T>(path: &Path, name: &str, read: impl Fn(&Path) -> io::Result<T>) -> Result<Option<T>, ScanError> {
+    let path = path.join(name);
+    match read(&path) {
+        Ok(found) => Ok(Some(found)),
+        Err(source) if files::is_refused(&source) => Err(ScanError::NoAttribute { path, source }),
+        Err(_) => Ok(None),
+    }
+}
+
+fn attribute(path: &Path, name: &str) -> Result<Option<String>, ScanError> {
+    let text = unless_hidden(path, name, |file| files::text(file, files::ATTRIBUTE))?;
+    Ok(text.map(|text| text.trim().to_owned()))
+}
+
+/// The value of an attribute that is there. One that `parse` does not understand is refused.
+fn checked<T>(path: &Path, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, ScanError> {
+    let Some(text) = attribute(path, name)? else { return Ok(None) };
+    parse(&text).map(Some).ok_or_else(|| ScanError::Attribute { path: path.join(name), text: excerpt(&text) })
+}
+
+/// What the name of a link's end says.
+fn named<T: FromStr>(path: &Path, link: &str) -> Result<Option<T>, ScanError> {
+    let Some(name) = link_name(&path.join(link)) else { return Ok(None) };
+    name.parse().map(Some).map_err(|_| ScanError::Attribute { path: path.join(link), text: excerpt(&name) })
+}
+
+/// Digits with or without `0x`.
+fn hexadecimal(text: &str) -> Option<u32> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    // The parser of numbers takes a sign.
+    digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok()).flatten()
+}
+
+/// A number, or -1 for none (linux: Documentation/ABI/testing/sysfs-bus-pci `numa_node`).
+fn memory_node(text: &str) -> Option<Option<u32>> {
+    if text == "-1" { Some(None) } else { text.parse().ok().map(Some) }
+}
+
+/// What fits into a message.
+fn excerpt(text: &str) -> String {
+    text.chars().take(80).collect()
 }
 
 fn link_name(path: &Path) -> Option<String> {
     Some(fs::read_link(path).ok()?.file_name()?.to_str()?.to_owned())
 }
 
-fn link_attributes(path: &Path) -> Option<Link> {
-    let rate = |speed: &str, width: &str| {
-        let speed = LinkSpeed::from_sysfs(&attribute(path, speed)?)?;
-        let width = LinkWidth::new(attribute(path, width)?.parse().ok()?)?;
-        Some(LinkRate { speed, width })
+/// What a link is not known to have is `Unknown` or 0 there, which is no link.
+fn link_attributes(path: &Path) -> Result<Option<Link>, ScanError> {
+    let rate = |speed: &str, width: &str| -> Result<Option<LinkRate>, ScanError> {
+        let speed = attribute(path, speed)?.as_deref().and_then(LinkSpeed::from_sysfs);
+        let width = attribute(path, width)?.and_then(|text| LinkWidth::new(text.parse().ok()?));
+        Ok(speed.zip(width).map(|(speed, width)| LinkRate { speed, width }))
     };
-    let max = rate("max_link_speed", "max_link_width")?;
-    let current = rate("current_link_speed", "current_link_width").unwrap_or(max);
-    Some(Link { max, current, ..Link::at(max) })
+    let Some(max) = rate("max_link_speed", "max_link_width")? else { return Ok(None) };
+    let current = rate("current_link_speed", "current_link_width")?.unwrap_or(max);
+    Ok(Some(Link { max, current, ..Link::at(max) }))
 }
 
 /// Without privilege 64 bytes of configuration space are readable, which do not tell a port's kind. Levels do: a bridge on
@@ -277,13 +334,30 @@ pub enum ScanError {
         #[source]
         source: io::Error,
     },
-    /// An attribute does not hold a number of its size.
-    #[error("{path} holds `{text}`, no number of the expected size", path = path.display())]
+    /// An attribute does not hold a value that it can have.
+    #[error("{path} holds `{text}`, which it cannot hold: copy it from a host again", path = path.display())]
     Attribute {
         /// Which.
         path: PathBuf,
-        /// What it holds.
+        /// What it holds, or the line, up to 80 characters.
         text: String,
+    },
+    /// A link that leads to another function.
+    #[error("{link} leads to {path}, which is another function: remove the link, or correct it", link = link.display(), path = path.display())]
+    OtherFunction {
+        /// The link.
+        link: PathBuf,
+        /// Where it leads.
+        path: PathBuf,
+    },
+    /// An attribute that is no file, or no file of its size.
+    #[error("{path} is no attribute of sysfs: copy it from a host again", path = path.display())]
+    NoAttribute {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
     },
     /// Functions hang on each other in a circle.
     #[error("the links in sysfs make no tree")]

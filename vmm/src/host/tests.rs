@@ -436,7 +436,7 @@ fn the_iommu_s_address_width_comes_from_its_capability_register() {
     let at = host.add("pci0000:00/0000:00:01.0", &FakeFunction::default());
     let iommu = host.link("0000:00:01.0").join("iommu/intel-iommu");
     std::fs::create_dir_all(&iommu).unwrap();
-    for (text, bits) in [("1c0000c40660462\n", Some(39)), ("8d2078c106f0466\n", Some(48)), ("x", None)] {
+    for (text, bits) in [("1c0000c40660462\n", Some(39)), ("8d2078c106f0466\n", Some(48))] {
         std::fs::write(iommu.join("cap"), text).unwrap();
         assert_eq!(scan_all(host.sysfs()).unwrap().get(at).unwrap().fabric.iommu_bits, bits, "{text}");
     }
@@ -460,4 +460,70 @@ fn extended_capabilities_that_loop_end_the_search() {
     config[0x100..0x104].copy_from_slice(&(0x0Bu32 | 1 << 16 | 0x100 << 20).to_le_bytes());
     std::fs::write(path, config).unwrap();
     assert_eq!(scan_all(host.sysfs()).unwrap().get(at).unwrap().fabric.acs, None);
+}
+
+/// What a scan says of a host with one function, one of whose attributes is changed.
+fn with_attribute(name: &str, change: impl Fn(&std::path::Path)) -> Result<HostTree, String> {
+    let host = FakeHost::new();
+    host.add("pci0000:00/0000:00:02.0", &FakeFunction::default());
+    let file = host.link("0000:00:02.0").join(name);
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    if std::fs::symlink_metadata(&file).is_ok() {
+        std::fs::remove_file(&file).unwrap();
+    }
+    change(&file);
+    scan_all(host.sysfs()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn attributes_with_values_that_they_cannot_hold_are_refused_by_name_and_value() {
+    for (name, text) in [
+        ("vendor", "zz"),
+        ("vendor", "0xfffff"),
+        ("vendor", ""),
+        ("device", "-1"),
+        ("device", "+1"),
+        ("class", "0x1000000"),
+        ("revision", "0x100"),
+        ("subsystem_vendor", "x"),
+        ("subsystem_device", "0x"),
+        ("numa_node", "-2"),
+        ("numa_node", "many"),
+        ("sriov_totalvfs", "65536"),
+        ("sriov_numvfs", "-1"),
+        ("iommu/intel-iommu/cap", "x"),
+        ("resource", "garbage"),
+        ("resource", "0x10 0x0 0x200"),
+    ] {
+        let error = with_attribute(name, |file| std::fs::write(file, format!("{text}\n")).unwrap()).unwrap_err();
+        assert!(error.contains(&format!("0000:00:02.0/{name} holds `{text}`")), "{error}");
+    }
+    let error = with_attribute("iommu_group", |link| std::os::unix::fs::symlink("groups/x", link).unwrap()).unwrap_err();
+    assert!(error.contains("iommu_group holds `x`"), "{error}");
+    for name in ["vendor", "device", "revision", "resource", "numa_node", "config"] {
+        assert!(with_attribute(name, |_| ()).is_ok(), "{name} may be absent");
+    }
+}
+
+#[test]
+fn attributes_that_are_no_files_of_their_size_are_refused_by_name() {
+    for name in ["vendor", "config", "resource", "numa_node", "revision"] {
+        let zero = with_attribute(name, |file| std::os::unix::fs::symlink("/dev/zero", file).unwrap());
+        let large = with_attribute(name, |file| std::fs::write(file, vec![b'0'; (64 << 10) + 1]).unwrap());
+        let fifo = with_attribute(name, |file| {
+            rustix::fs::mknodat(rustix::fs::CWD, file, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        });
+        for result in [zero, large, fifo] {
+            let error = result.unwrap_err();
+            assert!(error.contains(&format!("0000:00:02.0/{name} is no attribute of sysfs")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn one_folder_is_not_two_functions() {
+    let host = switch();
+    std::os::unix::fs::symlink(host.link("0000:03:00.0"), host.link("0000:03:00.1")).unwrap();
+    let error = scan_all(host.sysfs()).unwrap_err().to_string();
+    assert!(error.contains("0000:03:00.1 leads to") && error.contains("another function"), "{error}");
 }

@@ -25,7 +25,7 @@ fn library(files: &[&str]) -> Library {
         let text = format!("cdiVersion: 0.6.0\nkind: a.com/b\ndevices:\n{text}");
         parse(Path::new(&format!("/etc/cdi/{index}.yaml")), &text).unwrap()
     });
-    Library { entries: parsed.collect(), unread: Vec::new() }
+    Library { entries: parsed.collect(), ..Library::default() }
 }
 
 /// What a `--device` comes to.
@@ -123,6 +123,8 @@ fn entries_that_contradict_each_other_or_the_host_are_refused() {
     let no_group = "- {name: gpu0, containerEdits: {deviceNodes: [{path: /dev/vfio/7}]}}\n";
     let nothing = "- {name: gpu0, containerEdits: {deviceNodes: [{path: /dev/nvidia0}]}}\n";
     let wrong = "- {name: gpu0, annotations: {clique-id: 16}, containerEdits: {deviceNodes: [{path: /dev/vfio/71}]}}\n";
+    let wrong_clique = "- {name: gpu0, annotations: {clique-id: 77, bdf: \"41:00.0\"}}\n";
+    let wrong_place = "- {name: gpu0, annotations: {attach-pci: \"no\", bdf: \"41:00.0\"}}\n";
     for (files, device, part) in [
         (
             &[BY_ADDRESS, other][..],
@@ -140,6 +142,9 @@ fn entries_that_contradict_each_other_or_the_host_are_refused() {
         (&[nothing], "a.com/b=gpu0", "it names no VFIO device"),
         (&[wrong], "a.com/b=gpu0", "/etc/cdi/0.yaml:4: annotation `clique-id` is `16`"),
         (&[wrong], "41:00.0", "annotation `clique-id` is `16`"),
+        (&[wrong_clique], "41:00.0", "/etc/cdi/0.yaml:4: annotation `clique-id` is `77`"),
+        (&[wrong_clique], "/dev/vfio/71", "annotation `clique-id` is `77`"),
+        (&[wrong_place], "41:00.0,clique=1", "annotation `attach-pci` is `no`"),
         (&[], "/dev/vfio/9", "no PCI function of this host is behind /dev/vfio/9"),
     ] {
         let error = refusal(files, device);
