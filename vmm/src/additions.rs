@@ -5,7 +5,7 @@ use api::config::VmConfig;
 use pci::topology::Name;
 
 use crate::backends::{BackendError, Backends};
-use crate::spec::Virtio;
+use crate::spec::{self, BesideError, Virtio};
 
 /// The configuration with the device that `command` adds; `None` if it adds none.
 #[must_use]
@@ -20,6 +20,18 @@ pub fn apply(command: &Command, config: &VmConfig) -> Option<VmConfig> {
         _ => return None,
     }
     Some(config)
+}
+
+/// Whether the device that `command` adds can be beside those of `config`.
+pub fn check(command: &Command, config: &VmConfig) -> Result<(), BesideError> {
+    let device = match command {
+        Command::AddNet { config, .. } => Virtio::Net((**config).clone()),
+        Command::AddFs { config, .. } => Virtio::Folder((**config).clone()),
+        Command::AddVsock { config, .. } => Virtio::Vsock((**config).clone()),
+        _ => return Ok(()),
+    };
+    let there = spec::devices(config);
+    spec::beside::fits(there.iter().map(|(name, there)| (name, there)), &device)
 }
 
 /// Hands the descriptors of an interface that `config` ends with to `backends`, under the name that it gets.
@@ -82,4 +94,19 @@ pub fn forget(config: &mut VmConfig, there: impl Fn(&str) -> bool) {
     config.filesystems.retain(|folder| stays(&folder.id));
     config.devices.retain(|device| stays(&device.id));
     config.vsock = config.vsock.take().filter(|vsock| stays(&vsock.id));
+}
+
+#[cfg(test)]
+mod tests {
+    use api::command::Reply;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_device_does_not_take_the_place_of_another() {
+        let add = || Command::AddVsock { config: Box::new("cid=4,socket=/b".parse().unwrap()), reply: Reply::new().0 };
+        let there = VmConfig { vsock: Some("cid=3,socket=/a".parse().unwrap()), ..VmConfig::default() };
+        assert!(matches!(check(&add(), &there), Err(BesideError::Vsock { .. })));
+        assert_eq!(check(&add(), &VmConfig::default()), Ok(()));
+    }
 }

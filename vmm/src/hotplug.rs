@@ -16,7 +16,7 @@ use api::events::Event;
 use pci::function::{FunctionId, Shared};
 use pci::hierarchy::{PlugError, PortList};
 use pci::slot::SlotEvent;
-use pci::topology::{EndpointSpec, Name, Removal};
+use pci::topology::{EndpointSpec, Name, Removal, TopologyError};
 use thiserror::Error;
 
 use crate::backends::BackendError;
@@ -27,7 +27,7 @@ use crate::endpoints::FunctionError;
 use crate::host::{self, HostError};
 use crate::listing;
 use crate::machine::Machine;
-use crate::spec::{self, Endpoint, Spec, SpecError, Virtio};
+use crate::spec::{self, BesideError, Endpoint, Spec, SpecError, Virtio};
 
 /// How long a guest may take to let go of a device that it was asked for.
 const RELEASE: Duration = Duration::from_secs(30);
@@ -136,6 +136,7 @@ impl HotPlug {
         if let Some((there, _)) = self.endpoints.iter().find(|(_, endpoint)| same(endpoint)) {
             return Ok(there.clone());
         }
+        spec::beside::fits(self.virtio(), &device)?;
         let name = self.free_name(machine, id, listing::class(&device).to_string().as_str(), &[])?;
         if let (Virtio::Net(net), false) = (&device, taps.is_empty()) {
             machine.parts().1.backends().take_taps(&name, net, taps).map_err(HotPlugError::Backend)?;
@@ -153,6 +154,14 @@ impl HotPlug {
             machine.parts().1.backends().close(&name);
         }
         put
+    }
+
+    /// The virtio devices that are there.
+    fn virtio(&self) -> impl Iterator<Item = (&Name, &Virtio)> {
+        self.endpoints.iter().filter_map(|(name, endpoint)| match endpoint {
+            Endpoint::Virtio(there) => Some((name, there)),
+            _ => None,
+        })
     }
 
     /// Puts a device on the port `on`, else on the root bus if devices can come there, else on the first free port with room.
@@ -323,6 +332,7 @@ impl HotPlug {
         let is_port = |name: &Name| machine.pci().change(|tree| tree.hierarchy.ports().any(|port| port.name == *name));
         if let Some(id) = id {
             let name = Name::from(id);
+            name.check().map_err(HotPlugError::Name)?;
             return match () {
                 () if self.leaves(&name) => Err(HotPlugError::StillLeaves { name }),
                 () if is_taken(&self.endpoints, &name) => Err(HotPlugError::Taken { name }),
@@ -487,6 +497,12 @@ pub enum HotPlugError {
     /// The device's configuration.
     #[error(transparent)]
     Spec(SpecError),
+    /// A name of the wrong form.
+    #[error(transparent)]
+    Name(TopologyError),
+    /// A device that is there already in its way.
+    #[error(transparent)]
+    Beside(#[from] BesideError),
     /// The function.
     #[error(transparent)]
     Make(#[from] FunctionError),
@@ -505,6 +521,7 @@ impl HotPlugError {
             | Self::LeavesAlready { .. }
             | Self::NoneFree { .. }
             | Self::RootFull
+            | Self::Beside(_)
             | Self::Plug(_) => ErrorKind::Conflict,
             Self::Nothing
             | Self::Place { .. }
@@ -515,9 +532,29 @@ impl HotPlugError {
             | Self::Cdi(_)
             | Self::Host(_)
             | Self::Backend(_)
+            | Self::Name(_)
+            // Files, taps and servers that a client named.
+            | Self::Make(FunctionError::Backend(_) | FunctionError::Block(_) | FunctionError::Net(_) | FunctionError::Remote(_))
             | Self::Spec(_) => ErrorKind::BadRequest,
             Self::Make(_) => ErrorKind::Internal,
         };
         ApiError::from_error(kind, self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_the_wrong_form_is_the_clients_mistake_and_a_place_that_is_taken_a_conflict() {
+        let name = Name::from("../x").check().map_err(HotPlugError::Name).unwrap_err();
+        assert_eq!(name.for_client().kind, ErrorKind::BadRequest);
+        let taken = HotPlugError::from(BesideError::Vsock { there: Name::from("vsock0") });
+        assert_eq!(taken.for_client().kind, ErrorKind::Conflict);
+        let path = "/nonexistent".into();
+        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let missing = HotPlugError::Make(BackendError::Disk { path, readonly: false, source }.into());
+        assert_eq!(missing.for_client().kind, ErrorKind::BadRequest);
     }
 }

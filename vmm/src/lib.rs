@@ -35,6 +35,7 @@ pub mod memory;
 pub mod mirrors;
 pub mod numa;
 pub mod outputs;
+pub mod own_files;
 pub mod pci_bus;
 pub mod plan;
 pub mod policy;

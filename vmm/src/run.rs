@@ -25,6 +25,7 @@ use crate::kvm::{KvmError, Vm};
 use crate::logger;
 use crate::machine::{self, Design, MachineError};
 use crate::outputs::Outputs;
+use crate::own_files::{self, FilesError};
 use crate::plan::{self, Limits, MachinePlan, MachinePlanError};
 use crate::session::Service;
 use crate::spec::{self, Endpoint, Spec, SpecError};
@@ -46,6 +47,7 @@ pub mod exit_code {
 
 /// `banyan run`. Returns the exit code of the process.
 pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
+    own_files::check(config, options.log.file.as_deref())?;
     start_log(&options.log)?;
     if options.dry_run {
         return dry_run(config, options);
@@ -100,6 +102,7 @@ impl Blueprint {
 
 /// Names and nests.
 fn decide(config: &VmConfig, recorded: Option<&RecordedHost>) -> Result<(VmConfig, Spec), RunError> {
+    own_files::check(config, None)?;
     let (config, mut cdi_notes, host) = look(config, recorded)?;
     let host = spec::Host { emulated: recorded.is_some(), ..host };
     let mut spec = spec::spec(&config, &host)?;
@@ -312,6 +315,9 @@ pub fn exit_code(end: End) -> u8 {
 /// A machine that cannot be run.
 #[derive(Debug, Error)]
 pub enum RunError {
+    /// Files for output.
+    #[error(transparent)]
+    Files(#[from] FilesError),
     /// CDI files.
     #[error(transparent)]
     Cdi(#[from] CdiError),

@@ -21,6 +21,7 @@ use crate::additions;
 use crate::cli::RunOptions;
 use crate::driver::End;
 use crate::listing;
+use crate::own_files;
 use crate::policy;
 use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
@@ -37,6 +38,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// Listens at `socket`, and starts `config` at once if it is given. Returns the exit code of the process: when a guest ended by
 /// itself, or a command or signal asked for it.
 pub fn serve(config: Option<VmConfig>, options: &RunOptions, socket: &Path) -> Result<u8, ServeError> {
+    if let Some(config) = &config {
+        own_files::check(config, options.log.file.as_deref()).map_err(RunError::from)?;
+    }
     run::start_log(&options.log)?;
     let (controller, inbox) = channel().map_err(ServeError::Channel)?;
     // From here on a signal ends the process by this thread, which removes the socket.
@@ -171,6 +175,7 @@ impl State<'_> {
             inbox: self.inbox,
             published: self.published,
             policy: self.policy.as_ref().ok(),
+            log: self.options.log.file.as_deref(),
             starter,
             enders: Vec::new(),
             after: After::Nothing,
@@ -281,9 +286,13 @@ impl State<'_> {
                 ErrorKind::WrongState,
                 "the virtual machine's memory is being prepared: wait until vm.info shows no progress any more",
             ),
-            Some(vm) => match additions::apply(&command, &vm.config) {
-                Some(config) => return self.add(command, config),
-                None => ApiError::new(ErrorKind::WrongState, "the virtual machine does not run: boot it first"),
+            Some(vm) => match (additions::check(&command, &vm.config), additions::apply(&command, &vm.config)) {
+                (Err(error), _) => ApiError::from_error(ErrorKind::Conflict, &error),
+                (Ok(()), Some(config)) => match self.check_log(&config) {
+                    Ok(()) => return self.add(command, config),
+                    Err(error) => error,
+                },
+                (Ok(()), None) => ApiError::new(ErrorKind::WrongState, "the virtual machine does not run: boot it first"),
             },
         };
         let name = command.name();
@@ -311,11 +320,18 @@ impl State<'_> {
         }
     }
 
+    /// Whether the log is none of the machine's other files.
+    fn check_log(&self, config: &VmConfig) -> Result<(), ApiError> {
+        own_files::check(config, self.options.log.file.as_deref())
+            .map_err(|error| ApiError::from_error(ErrorKind::BadRequest, &error))
+    }
+
     fn create(&mut self, mut config: VmConfig) -> Result<(), ApiError> {
         if self.vm.is_some() {
             return Err(ApiError::wrong_state("vm.create", &"there already; delete it first"));
         }
         let policy = self.policy.as_ref().map_err(Clone::clone)?;
+        self.check_log(&config)?;
         config.devices.iter_mut().for_each(|device| policy.complete(device));
         let vm = Waiting::new(config, None, Instant::now()).map_err(|error| ApiError::from_error(kind(&error), &error))?;
         self.vm = Some(vm);

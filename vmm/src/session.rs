@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::time::Instant;
 
 use api::channel::Inbox;
@@ -19,6 +20,7 @@ use crate::hotplug::HotPlug;
 use crate::inject;
 use crate::listing;
 use crate::machine::{Design, Machine};
+use crate::own_files;
 use crate::resize::Resizer;
 use crate::spec::Virtio;
 
@@ -44,6 +46,8 @@ pub struct Service<'a> {
     pub published: &'a Published,
     /// What the operator has decided.
     pub policy: Option<&'a Policy>,
+    /// Where the log goes, if it is a file.
+    pub log: Option<&'a Path>,
     /// Who asked for the start or the reset, until it has happened.
     pub starter: Option<Reply<()>>,
     /// Who asked for the end; answered when the machine is gone.
@@ -171,6 +175,13 @@ impl<'a, 's> Session<'a, 's> {
                 self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
             }
             Command::AddDisk { config, reply } => {
+                // Consoles write as long as the machine runs.
+                let mut with = self.config.clone();
+                with.disks.push((*config).clone());
+                if let Err(error) = own_files::check(&with, self.service.log) {
+                    reply.send(Err(ApiError::from_error(ErrorKind::BadRequest, &error)));
+                    return None;
+                }
                 let id = config.id.clone();
                 self.add_virtio(Virtio::Disk(*config), id, Vec::new(), reply);
             }
@@ -233,6 +244,9 @@ impl Session<'_, '_> {
             }
             Some(_) if bytes > self.resizer.memory() => {
                 refuse(ErrorKind::BadRequest, "it cannot be larger than the guest's memory")
+            }
+            Some(_) if !bytes.is_multiple_of(4096) => {
+                refuse(ErrorKind::BadRequest, &format!("{bytes} bytes are not whole pages; give a multiple of 4096"))
             }
             Some(balloon) => {
                 balloon.ask(bytes);

@@ -1,6 +1,7 @@
 //! Turns a configuration into a checked topology and, by name, what each endpoint of it is. Pure: the host has been looked
 //! at before.
 
+pub mod beside;
 mod peers;
 mod virtio;
 
@@ -34,7 +35,8 @@ use crate::numa::{self, GuestNuma, NumaError};
 use crate::processors;
 use crate::replicate::{GpuOrder, ReplicaError, Requested, Wishes, replicate};
 
-pub use virtio::Virtio;
+pub use beside::BesideError;
+pub use virtio::{Virtio, devices};
 
 /// What the host has for this guest.
 #[derive(Debug, Clone, Default)]
@@ -107,6 +109,7 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     if !config.filesystems.is_empty() && !config.memory.shared {
         return Err(SpecError::PrivateMemory);
     }
+    beside::check(config)?;
     let mut spec = Spec::default();
     let file = config.topology.as_ref();
     if file.is_some() && config.pcie.topology == TopologyPolicy::Host {
@@ -156,7 +159,7 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
 
 /// virtio devices, then the watchdog: function 0 of a device each.
 fn own_devices(config: &VmConfig) -> Vec<(Name, Endpoint, EndpointSpec)> {
-    let virtio = virtio::devices(config).into_iter();
+    let virtio = devices(config).into_iter();
     let virtio = virtio.map(|(name, device)| (name, Endpoint::Virtio(device.clone()), device.endpoint()));
     let planned = EndpointSpec { ids: watchdog::IDS, bars: watchdog::bars(), interrupt_pin: 0, rom: None, sriov: None };
     let watchdog = config.watchdog.then(|| (Name::from("watchdog0"), Endpoint::Watchdog, planned));
@@ -494,6 +497,9 @@ fn stub_spec(stub: &StubConfig, clique: Option<Clique>, any_vendor: bool) -> Res
 /// A configuration that makes no machine.
 #[derive(Debug, Error)]
 pub enum SpecError {
+    /// Virtio devices.
+    #[error(transparent)]
+    Beside(#[from] BesideError),
     /// Memory nodes.
     #[error(transparent)]
     Numa(#[from] NumaError),

@@ -97,31 +97,44 @@ impl TryFrom<Fields> for NetConfig {
     fn try_from(fields: Fields) -> Result<Self, NetError> {
         let standard = Self::default();
         let mac = fields.mac.map(|mac| mac.parse()).transpose()?;
-        let queues = fields.queues.unwrap_or(standard.queues);
-        if !(2..=32).contains(&queues) || !queues.is_multiple_of(2) {
-            return Err(NetError::Queues { queues });
-        }
-        let queue_size = fields.queue_size.unwrap_or(standard.queue_size);
-        if !queue_size.is_power_of_two() || queue_size > 32_768 {
-            return Err(NetError::QueueSize { queue_size });
-        }
-        // As small as IPv4 allows (RFC 791).
-        if let Some(mtu @ ..68) = fields.mtu {
-            return Err(NetError::Mtu { mtu });
-        }
         let offload = fields.offload.unwrap_or(true);
-        Ok(Self {
+        let net = Self {
             id: fields.id,
             mac,
             tap: Some(fields.tap),
-            queues,
-            queue_size,
+            queues: fields.queues.unwrap_or(standard.queues),
+            queue_size: fields.queue_size.unwrap_or(standard.queue_size),
             mtu: fields.mtu,
             offload_checksum: offload,
             offload_tcp: offload,
             offload_udp: offload,
             rate_limit: RateLimit::default(),
-        })
+        };
+        net.check().map(|()| net)
+    }
+}
+
+impl NetConfig {
+    /// Whether the device can show what is asked for.
+    pub(crate) fn check(&self) -> Result<(), NetError> {
+        let Self { queues, queue_size, .. } = *self;
+        if !(2..=32).contains(&queues) || !queues.is_multiple_of(2) {
+            return Err(NetError::Queues { queues });
+        }
+        // Split queues have a power of two of entries, 32768 at most (virtio 1.2, 2.7).
+        if !(2..=32_768).contains(&queue_size) || !queue_size.is_power_of_two() {
+            return Err(NetError::QueueSize { queue_size });
+        }
+        // As small as IPv4 allows (RFC 791).
+        if let Some(mtu @ ..68) = self.mtu {
+            return Err(NetError::Mtu { mtu });
+        }
+        match self.mac {
+            // The lowest bit of the first byte tells that it is a group's (IEEE 802).
+            Some(mac) if mac.0[0] & 1 == 1 => Err(NetError::Group { mac }),
+            Some(mac) if mac.0 == [0; 6] => Err(NetError::Nobody),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -164,11 +177,20 @@ pub enum NetError {
         queues: u16,
     },
     /// No size of a ring.
-    #[error("a queue of {queue_size} entries is not possible; give a power of two up to 32768")]
+    #[error("a queue of {queue_size} entries is not possible; give a power of two from 2 to 32768")]
     QueueSize {
         /// What was given.
         queue_size: u16,
     },
+    /// A group's address.
+    #[error("{mac} is the address of a group; give one whose first byte is even, such as 02:00:00:00:00:01")]
+    Group {
+        /// What was given.
+        mac: MacAddress,
+    },
+    /// All zero.
+    #[error("00:00:00:00:00:00 is nobody's address; give another such as 02:00:00:00:00:01, or none for one that is made up")]
+    Nobody,
     /// Too small.
     #[error("an MTU of {mtu} is not possible; the smallest is 68")]
     Mtu {
@@ -219,7 +241,11 @@ mod tests {
             ("tap0,queues=3", "even number from 2 to 32"),
             ("tap0,queues=34", "even number from 2 to 32"),
             ("tap0,queue-size=300", "power of two"),
+            ("tap0,queue-size=1", "from 2 to 32768"),
             ("tap0,mtu=67", "smallest is 68"),
+            ("tap0,mac=01:00:5e:00:00:01", "address of a group"),
+            ("tap0,mac=ff:ff:ff:ff:ff:ff", "address of a group"),
+            ("tap0,mac=00:00:00:00:00:00", "nobody's address"),
             ("tap0,mac=zz", "six bytes"),
             ("mac=02:00:00:00:00:01", "`tap` is missing"),
         ];

@@ -13,7 +13,7 @@ use super::net::NetBody;
 use super::small::{FsBody, VsockBody, missing, no_iommu};
 use crate::config::flags::FlagError;
 use crate::config::{
-    BalloonConfig, CpuConfig, CpuTopology, FsConfig, HugePageSize, KernelConfig, MemoryConfig, MemoryError, NumaConfig, NumaFlag,
+    BalloonConfig, CpuConfig, CpuTopology, HugePageSize, KernelConfig, MemoryConfig, MemoryError, NumaConfig, NumaFlag,
     OutputConfig, Payload, RngConfig, Size, VmConfig,
 };
 use crate::error::ApiError;
@@ -171,7 +171,7 @@ pub fn create(body: &[u8], base: &VmConfig, notes: &Notes) -> Result<VmConfig, A
     config.disks = list(body.disks, |disk: DiskBody| disk.config(WHAT))?;
     config.nets = list(body.net, |net: NetBody| net.config(WHAT))?;
     config.devices = list(body.devices, |device: DeviceBody| device.config(WHAT))?;
-    config.filesystems = body.fs.unwrap_or_default().into_iter().map(FsConfig::from).collect();
+    config.filesystems = list(body.fs, |folder: FsBody| folder.config(WHAT))?;
     config.vsock = body.vsock.map(|vsock| vsock.config(WHAT)).transpose()?;
     if let Some(rng) = body.rng {
         no_iommu(WHAT, "rng.iommu", rng.iommu)?;
@@ -268,6 +268,9 @@ fn payload(body: Option<PayloadBody>) -> Result<Payload, ApiError> {
         if there {
             return Err(refused(WHAT, key, "confidential guests are not supported"));
         }
+    }
+    if body.kernel.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+        return Err(refused(WHAT, "payload.kernel", "it names no file; give a path"));
     }
     match (body.kernel, body.firmware) {
         (Some(_), Some(_)) => Err(refused(WHAT, "payload.firmware", "a kernel is given as well; leave out one of the two")),

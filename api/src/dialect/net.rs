@@ -3,10 +3,10 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::disk::{RateLimiter, put, queue_size, rate_limit};
+use super::disk::{RateLimiter, put, rate_limit};
 use super::json::{Notes, bad, read, refused};
 use super::small::no_iommu;
-use crate::config::{MacError, NetConfig, RateLimit};
+use crate::config::{MacError, NetConfig, NetError, RateLimit};
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
@@ -49,24 +49,28 @@ impl NetBody {
         let mac = self.mac.map(|mac| mac.parse()).transpose();
         let mac = mac.map_err(|error: MacError| refused(what, "mac", &error.to_string()))?;
         let standard = NetConfig::default();
-        let queues = self.num_queues.unwrap_or(standard.queues);
-        if queues < 2 || !queues.is_multiple_of(2) {
-            return Err(refused(what, "num_queues", &format!("{queues} queues are no pairs; give an even number, 2 or more")));
-        }
-        let size = self.queue_size.unwrap_or(standard.queue_size);
-        queue_size(what, size)?;
-        Ok(NetConfig {
+        let net = NetConfig {
             id: self.id,
             mac,
             tap: self.tap,
-            queues,
-            queue_size: size,
+            queues: self.num_queues.unwrap_or(standard.queues),
+            queue_size: self.queue_size.unwrap_or(standard.queue_size),
             mtu: self.mtu,
             offload_checksum: self.offload_csum.unwrap_or(true),
             offload_tcp: self.offload_tso.unwrap_or(true),
             offload_udp: self.offload_ufo.unwrap_or(true),
             rate_limit: self.rate_limiter_config.map(RateLimit::from).unwrap_or_default(),
-        })
+        };
+        net.check().map_err(|error| {
+            let key = match error {
+                NetError::Queues { .. } => "num_queues",
+                NetError::QueueSize { .. } => "queue_size",
+                NetError::Mtu { .. } => "mtu",
+                NetError::Mac(_) | NetError::Group { .. } | NetError::Nobody => "mac",
+            };
+            refused(what, key, &error.to_string())
+        })?;
+        Ok(net)
     }
 }
 

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::json::{Notes, bad, read, refused};
 use crate::command::Resize;
-use crate::config::{FsConfig, VsockConfig};
+use crate::config::{FsConfig, FsError, VsockConfig};
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
@@ -62,21 +62,26 @@ pub(super) struct FsBody {
     _pci_segment: Option<u16>,
 }
 
-impl From<FsBody> for FsConfig {
-    fn from(body: FsBody) -> Self {
-        Self {
-            id: body.id,
-            tag: body.tag,
-            socket: body.socket,
-            queues: body.num_queues.unwrap_or(1),
-            queue_size: body.queue_size.unwrap_or(1024),
-        }
+impl FsBody {
+    pub(super) fn config(self, what: &str) -> Result<FsConfig, ApiError> {
+        let Self { id, tag, socket, num_queues, queue_size, .. } = self;
+        let folder = FsConfig { id, tag, socket, queues: num_queues.unwrap_or(1), queue_size: queue_size.unwrap_or(1024) };
+        folder.check().map_err(|error| {
+            let key = match error {
+                FsError::Tag { .. } => "tag",
+                FsError::Queues { .. } => "num_queues",
+                FsError::QueueSize { .. } => "queue_size",
+            };
+            refused(what, key, &error.to_string())
+        })?;
+        Ok(folder)
     }
 }
 
 /// The body of vm.add-fs.
 pub fn add_fs(body: &[u8], notes: &Notes) -> Result<FsConfig, ApiError> {
-    read("vm.add-fs", body, notes).map(FsBody::into)
+    const WHAT: &str = "vm.add-fs";
+    read::<FsBody>(WHAT, body, notes)?.config(WHAT)
 }
 
 #[derive(Deserialize)]

@@ -34,6 +34,7 @@ fn a_payload_is_a_kernel_or_a_firmware() {
         (json!(null), "`payload` is missing"),
         (json!({}), "neither `payload.kernel` nor `payload.firmware`"),
         (json!({"kernel": "/k", "firmware": "/f"}), "leave out one of the two"),
+        (json!({"kernel": ""}), "payload.kernel"),
         (json!({"kernel": "/k", "host_data": "x"}), "payload.host_data"),
     ] {
         let text = refused_text(json!({ "payload": payload }));
@@ -198,7 +199,7 @@ fn what_a_guest_would_miss_is_refused_with_its_key() {
         (json!({"devices": [{"id": "a"}]}), "`path` is missing"),
         (json!({"devices": [{"path": "/a", "x_nv_gpudirect_clique": 16}]}), "cliques are 0 to 15"),
         (json!({"devices": [{"path": "/a", "banyan": "stub"}]}), "leave out `path`"),
-        (json!({"net": [{"num_queues": 3}]}), "3 queues are no pairs"),
+        (json!({"net": [{"num_queues": 3}]}), "`num_queues`: 3 queues are not possible"),
         (json!({"net": [{"mac": "02"}]}), "`02` is no hardware address"),
         (json!({"banyan": "topology=hots"}), "did you mean `host`?"),
     ] {
@@ -244,6 +245,40 @@ fn interfaces_and_descriptors_match() {
     ] {
         let text = add(body, descriptors).unwrap_err().to_string();
         assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn interfaces_and_folders_have_the_limits_of_the_command_line() {
+    let notes = Notes::default();
+    for (body, part) in [
+        (json!({"num_queues": 3}), "even number from 2 to 32"),
+        (json!({"num_queues": 34}), "even number from 2 to 32"),
+        (json!({"queue_size": 300}), "power of two"),
+        (json!({"queue_size": 1}), "power of two"),
+        (json!({"mtu": 67}), "smallest is 68"),
+        (json!({"mac": "00:00:00:00:00:00"}), "nobody's"),
+        (json!({"mac": "03:00:00:00:00:01"}), "a group"),
+    ] {
+        let mut net = body;
+        net["tap"] = json!("t");
+        let error = add_net(net.to_string().as_bytes(), 0, &notes).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+        let whole = json!({"payload": {"kernel": "k"}, "net": [net]});
+        assert!(create(whole.to_string().as_bytes(), &VmConfig::default(), &notes).is_err(), "{whole}");
+    }
+    for (key, value, part) in [
+        ("tag", json!(""), "1 to 36 bytes"),
+        ("tag", json!("t".repeat(37)), "1 to 36 bytes"),
+        ("num_queues", json!(0), "1 to 64"),
+        ("queue_size", json!(1000), "power of two"),
+    ] {
+        let mut folder = json!({"tag": "t", "socket": "/s"});
+        folder[key] = value;
+        let error = add_fs(folder.to_string().as_bytes(), &notes).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+        let whole = json!({"payload": {"kernel": "k"}, "fs": [folder]});
+        assert!(create(whole.to_string().as_bytes(), &VmConfig::default(), &notes).is_err(), "{whole}");
     }
 }
 

@@ -97,13 +97,15 @@ pub(super) fn nesting(node: &NodeSpec, above: Above<'_>) -> Result<(), TopologyE
     })
 }
 
-/// Whether a name has the form that [`Name`] promises.
-pub(super) fn name(name: &Name) -> Result<(), TopologyError> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    if (1..=64).contains(&name.0.len()) && name.0.bytes().all(plain) {
-        Ok(())
-    } else {
-        Err(TopologyError::Name { name: name.0.clone() })
+impl Name {
+    /// Whether it has the form that names promise.
+    pub fn check(&self) -> Result<(), TopologyError> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+        if (1..=64).contains(&self.0.len()) && self.0.bytes().all(plain) {
+            Ok(())
+        } else {
+            Err(TopologyError::Name { name: self.0.clone() })
+        }
     }
 }
 
@@ -354,4 +356,20 @@ fn chain(names: &[Name]) -> String {
     let next = names.iter().cycle().skip(1);
     let links: Vec<String> = names.iter().zip(next).map(|(name, on)| format!("`{name}` hangs on `{on}`")).collect();
     links.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_1_to_64_plain_characters() {
+        for good in ["a", "gpu-0.1_B", "a".repeat(64).as_str()] {
+            assert_eq!(Name::from(good).check(), Ok(()), "{good}");
+        }
+        for bad in ["", "../x", "a b", "a\n", "\u{1b}[2J", "\u{e9}", "a".repeat(65).as_str(), "a".repeat(200).as_str()] {
+            let error = Name::from(bad).check().unwrap_err().to_string();
+            assert!(error.contains("use 1 to 64 characters") && !error.contains(char::is_control), "{error}");
+        }
+    }
 }

@@ -221,7 +221,7 @@ fn names(topology: &Topology) -> Result<BTreeMap<&Name, On>, TopologyError> {
     };
     let mut named = BTreeMap::new();
     for (name, on) in roots.chain(nodes) {
-        check::name(name)?;
+        name.check()?;
         if let Some(first) = named.insert(name, on) {
             return Err(TopologyError::Duplicate { name: name.clone(), first: noun(first), second: noun(on) });
         }
