@@ -96,7 +96,11 @@ fn a_disk_that_is_no_image_is_refused_without_waiting_for_it() {
 
 #[test]
 fn a_topology_without_an_end_is_refused() {
-    banyan(&["run", "--dry-run", "--topology", "/dev/zero"]).expect_code(1).expect_error(&["/dev/zero", "more than 16 MiB"]);
+    banyan(&["run", "--dry-run", "--topology", "/dev/zero"]).expect_code(1).expect_error(&["/dev/zero", "no regular file"]);
+    let folder = tempfile::tempdir().unwrap();
+    let large = folder.path().join("large.toml");
+    fs::File::create(&large).unwrap().set_len((16 << 20) + 1).unwrap();
+    banyan(&["run", "--dry-run", "--topology", large.to_str().unwrap()]).expect_code(1).expect_error(&["large.toml", "16 MiB"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! A reset makes the devices anew, while files stay open and locked, and sockets stay where clients find them.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -179,6 +179,10 @@ fn open_disk(disk: &DiskConfig) -> Result<Image, BackendError> {
     let open =
         |path: &Path| OpenOptions::new().read(true).write(!disk.readonly).custom_flags(libc::O_NONBLOCK | direct).open(path);
     let path = || disk.path.clone();
+    // A folder cannot be opened for writing, which says less.
+    if fs::metadata(&disk.path).is_ok_and(|metadata| metadata.is_dir()) {
+        return Err(BackendError::Image { path: path(), source: ImageError::Kind });
+    }
     let file = open(&disk.path).map_err(|source| BackendError::Disk { path: path(), readonly: disk.readonly, source })?;
     let locked = if disk.readonly { file.try_lock_shared() } else { file.try_lock() };
     match locked {
@@ -330,7 +334,7 @@ mod tests {
         let (small, raw) = (image(511), image(8192));
         let cases = [
             ("/nonexistent/root.img".to_owned(), "cannot open the disk /nonexistent/root.img"),
-            ("/".to_owned(), "cannot open the disk /"),
+            ("/".to_owned(), "no regular file or block device"),
             ("/dev/null".to_owned(), "no regular file or block device"),
             (small.path().display().to_string(), "it has 511 bytes"),
             (format!("{},format=qcow2", raw.path().display()), "it is no qcow2 image"),
