@@ -428,7 +428,8 @@ const fn express_type(kind: PortKind) -> ExpressType {
 }
 
 /// What a port shows when the host gives no ids.
-const fn own_ids(kind: PortKind) -> Ids {
+#[must_use]
+pub const fn own_ids(kind: PortKind) -> Ids {
     let device = match kind {
         PortKind::Root => own::ROOT_PORT,
         PortKind::Upstream => own::UPSTREAM_PORT,

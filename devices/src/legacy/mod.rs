@@ -35,3 +35,20 @@ pub type Notify = Box<dyn Fn() + Send + Sync>;
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::sync::Mutex;
+
+    use super::ConsoleSink;
+
+    /// Keeps what is printed.
+    #[derive(Default)]
+    pub(crate) struct Kept(pub(crate) Mutex<Vec<u8>>);
+
+    impl ConsoleSink for Kept {
+        fn push(&self, bytes: &[u8]) {
+            self.0.lock().unwrap().extend(bytes);
+        }
+    }
+}

@@ -142,17 +142,9 @@ impl io::Write for Out {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::legacy::testing::Kept;
     use proptest::prelude::*;
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-    #[derive(Default)]
-    struct Kept(Mutex<Vec<u8>>);
-
-    impl ConsoleSink for Kept {
-        fn push(&self, bytes: &[u8]) {
-            self.0.lock().unwrap().extend(bytes);
-        }
-    }
 
     struct Bench {
         serial: Serial,

@@ -204,16 +204,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::legacy::testing::Kept;
     use crate::virtio::testing::{DATA, Driver, WRITE, survives_hostile_rings};
-
-    #[derive(Default)]
-    struct Kept(Mutex<Vec<u8>>);
-
-    impl ConsoleSink for Kept {
-        fn push(&self, bytes: &[u8]) {
-            self.0.lock().unwrap().extend(bytes);
-        }
-    }
 
     fn console() -> (Console, Arc<Kept>, Arc<Input>, Arc<AtomicUsize>) {
         let (kept, resumed) = (Arc::new(Kept::default()), Arc::new(AtomicUsize::new(0)));

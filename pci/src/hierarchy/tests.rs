@@ -59,6 +59,23 @@ fn plan() -> Plan {
     topology().plan(&space).unwrap()
 }
 
+/// An endpoint below a port that has these BARs and little else.
+fn emulated(bars: [Option<BarSpec>; 6]) -> EmulatedSpec {
+    EmulatedSpec {
+        ids: IDS,
+        bars,
+        rom: None,
+        sriov: None,
+        ari: false,
+        on: Attachment::Link(Link::default()),
+        interrupt: InterruptSpec::None,
+        flr: true,
+        clique: None,
+        vendor_capabilities: Vec::new(),
+        serial_number: None,
+    }
+}
+
 struct Rig {
     tree: Hierarchy,
     plan: Plan,
@@ -70,19 +87,7 @@ impl Rig {
         let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
         let tree = Hierarchy::build(&plan, &msi, |planned| -> Result<Shared, Infallible> {
             let PlannedKind::Endpoint(endpoint) = &planned.kind else { unreachable!() };
-            let spec = EmulatedSpec {
-                ids: IDS,
-                bars: endpoint.spec.bars,
-                rom: None,
-                sriov: None,
-                ari: false,
-                on: Attachment::Link(Link::default()),
-                interrupt: InterruptSpec::None,
-                flr: true,
-                clique: None,
-                vendor_capabilities: Vec::new(),
-                serial_number: None,
-            };
+            let spec = emulated(endpoint.spec.bars);
             Ok(Arc::new(Mutex::new(FakeEndpoint::new(&spec).unwrap())))
         })
         .unwrap();
@@ -313,17 +318,10 @@ mod conventional {
         let make = |planned: &PlannedFunction| -> Result<Shared, Infallible> {
             let PlannedKind::Endpoint(endpoint) = &planned.kind else { unreachable!() };
             let spec = EmulatedSpec {
-                ids: IDS,
-                bars: endpoint.spec.bars,
-                rom: None,
-                sriov: None,
-                ari: false,
                 on: Attachment::Conventional,
                 interrupt: InterruptSpec::Intx(1),
-                flr: true,
-                clique: None,
-                vendor_capabilities: Vec::new(),
                 serial_number: Some(1),
+                ..emulated(endpoint.spec.bars)
             };
             Ok(Arc::new(Mutex::new(FakeEndpoint::new(&spec).unwrap())))
         };

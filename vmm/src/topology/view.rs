@@ -3,8 +3,9 @@
 
 use devices::stub::StubSpec;
 use pci::emulated::Attachment;
-use pci::ids::{ClassCode, Ids, own};
+use pci::ids::Ids;
 use pci::link::Link;
+use pci::port::own_ids;
 use pci::topology::{Parent, Plan, PlannedKind, PortKind};
 
 use crate::host::tree::{HostKind, HostParent, HostTree};
@@ -222,15 +223,4 @@ impl Node {
     pub const fn is_port(&self) -> bool {
         matches!(self.kind, HostKind::Port(_))
     }
-}
-
-fn own_ids(kind: PortKind) -> Ids {
-    let device = match kind {
-        PortKind::Root => own::ROOT_PORT,
-        PortKind::Upstream => own::UPSTREAM_PORT,
-        PortKind::Downstream => own::DOWNSTREAM_PORT,
-        PortKind::PciBridge => own::PCI_BRIDGE,
-    };
-    let (subsystem_vendor, subsystem) = own::SUBSYSTEM;
-    Ids { vendor: own::VENDOR, device, class: ClassCode::BRIDGE, revision: 0, subsystem_vendor, subsystem }
 }

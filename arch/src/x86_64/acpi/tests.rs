@@ -98,17 +98,23 @@ fn cpus(count: u32) -> Vec<Cpu> {
     (0..count).map(|apic_id| Cpu { apic_id, present: true }).collect()
 }
 
-fn build(count: u32, map: &MemoryMap, root_bridges: &[RootBridge], nodes: &[Node]) -> Found {
-    let inputs = AcpiInputs {
-        cpus: &cpus(count),
+/// Inputs for these processors and this memory, with a serial line and nothing else.
+fn plain<'a>(cpus: &'a [Cpu], map: &'a MemoryMap) -> AcpiInputs<'a> {
+    AcpiInputs {
+        cpus,
         map,
         hot_plug_cpus: false,
         memory_devices: 0,
         serial: true,
         panic_port: false,
-        root_bridges,
-        nodes,
-    };
+        root_bridges: &[],
+        nodes: &[],
+    }
+}
+
+fn build(count: u32, map: &MemoryMap, root_bridges: &[RootBridge], nodes: &[Node]) -> Found {
+    let cpus = cpus(count);
+    let inputs = AcpiInputs { root_bridges, nodes, ..plain(&cpus, map) };
     Found::new(&tables(&inputs, AT), AT)
 }
 
@@ -218,17 +224,7 @@ fn slit_has_the_distances_of_all_nodes_row_by_row_if_all_are_known() {
 fn processors_that_may_come_later_are_online_capable() {
     let map = map(GIB, &[(0, 3)]);
     let cpus = [(0, true), (4, false), (255, false)].map(|(apic_id, present)| Cpu { apic_id, present });
-    let inputs = AcpiInputs {
-        cpus: &cpus,
-        map: &map,
-        hot_plug_cpus: false,
-        memory_devices: 0,
-        serial: true,
-        panic_port: false,
-        root_bridges: &[],
-        nodes: &[],
-    };
-    let found = Found::new(&tables(&inputs, AT), AT);
+    let found = Found::new(&tables(&plain(&cpus, &map), AT), AT);
     let madt = found.get(b"APIC").unwrap();
     let listed: Vec<&[u8]> = structures(madt, 44).into_iter().map(|(_, bytes)| bytes).take(3).collect();
     assert_eq!(listed[0], [0, 8, 0, 0, 1, 0, 0, 0]);
@@ -289,16 +285,7 @@ fn the_soft_off_state_is_what_the_sleep_register_takes() {
 fn the_serial_line_is_listed_only_if_it_exists() {
     let map = map(GIB, &[]);
     let one = cpus(1);
-    let mut inputs = AcpiInputs {
-        cpus: &one,
-        map: &map,
-        hot_plug_cpus: false,
-        memory_devices: 0,
-        serial: true,
-        panic_port: false,
-        root_bridges: &[],
-        nodes: &[],
-    };
+    let mut inputs = plain(&one, &map);
     let com1 = b"\x47\x01\xF8\x03\xF8\x03\x01\x08\x89\x06\x00\x03\x01\x04\x00\x00\x00\x79\x00";
     assert_eq!(holds(&tables(&inputs, AT).bytes, com1), 1);
     inputs.serial = false;
@@ -379,16 +366,7 @@ fn a_large_machine_fits_the_place_of_the_tables_and_a_huge_one_is_refused() {
         .collect();
     let nodes = [node(0, &(0..255).collect::<Vec<_>>(), &map.ram)];
     let cpus = cpus(255);
-    let inputs = |count| AcpiInputs {
-        cpus: &cpus,
-        map: &map,
-        hot_plug_cpus: false,
-        memory_devices: 0,
-        serial: true,
-        panic_port: false,
-        root_bridges: &bridges[..count],
-        nodes: &nodes,
-    };
+    let inputs = |count| AcpiInputs { root_bridges: &bridges[..count], nodes: &nodes, ..plain(&cpus, &map) };
     let [(at, bytes), (rsdp_at, rsdp)] = memory(&inputs(64)).unwrap();
     assert_eq!((at, rsdp_at), (layout::ACPI_TABLES.start, layout::RSDP));
     assert!((bytes.len() as u64) < layout::ACPI_TABLES.len() / 2, "{} bytes", bytes.len());
@@ -401,16 +379,7 @@ fn the_event_device_handles_what_the_machine_has() {
     let map = map(GIB, &[]);
     let cpus: Vec<Cpu> = (0..3).map(|apic_id| Cpu { apic_id: apic_id * 2, present: apic_id == 0 }).collect();
     let nodes = [node(0, &[0, 2], &map.ram), node(1, &[4], &[])];
-    let all = AcpiInputs {
-        cpus: &cpus,
-        hot_plug_cpus: true,
-        memory_devices: 2,
-        map: &map,
-        serial: true,
-        panic_port: false,
-        root_bridges: &[],
-        nodes: &nodes,
-    };
+    let all = AcpiInputs { hot_plug_cpus: true, memory_devices: 2, nodes: &nodes, ..plain(&cpus, &map) };
     let few = AcpiInputs { hot_plug_cpus: false, memory_devices: 0, ..all };
     let dsdt = |inputs: &AcpiInputs<'_>| Found::new(&tables(inputs, AT), AT).get(b"DSDT").unwrap().to_vec();
     let (with, without) = (dsdt(&all), dsdt(&few));
@@ -439,16 +408,8 @@ fn everything_that_may_come_fits_the_place_of_the_tables() {
     let bridges: Vec<RootBridge> = (0..16).map(|uid| bridge(uid, 0, 0..=3)).collect();
     let cpus: Vec<Cpu> = (0..255).map(|apic_id| Cpu { apic_id, present: false }).collect();
     let nodes = [node(0, &(0..255).collect::<Vec<_>>(), &map.ram)];
-    let inputs = AcpiInputs {
-        cpus: &cpus,
-        hot_plug_cpus: true,
-        memory_devices: u16::MAX,
-        map: &map,
-        serial: true,
-        panic_port: false,
-        root_bridges: &bridges,
-        nodes: &nodes,
-    };
+    let inputs =
+        AcpiInputs { hot_plug_cpus: true, memory_devices: u16::MAX, root_bridges: &bridges, nodes: &nodes, ..plain(&cpus, &map) };
     let [(_, bytes), _] = memory(&inputs).unwrap();
     assert!((bytes.len() as u64) < layout::ACPI_TABLES.len() * 3 / 4, "{} bytes", bytes.len());
 }

@@ -180,66 +180,42 @@ fn qcow2(
     image: &FormatAccess<imago::file::File>,
     direction: Direction,
     memory: &[VolatileSlice<'_>],
-    mut offset: u64,
+    offset: u64,
     stopped: impl Fn() -> bool,
 ) -> io::Result<()> {
-    let mut left = Left { slices: memory, skip: 0 };
-    let mut batch = Vec::new();
-    loop {
-        left.batch(&mut batch);
-        let bytes: usize = batch.iter().map(VolatileSlice::len).sum();
-        if bytes == 0 {
-            return Ok(());
-        }
-        if stopped() {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
+    in_pieces(memory, offset, stopped, |piece, offset| {
         match direction {
             Direction::Read => {
-                let (vector, _guard) = IoVectorMut::from_volatile_slice(batch.as_slice());
+                let (vector, _guard) = IoVectorMut::from_volatile_slice(piece);
                 image.readv(vector, offset)?;
             }
             Direction::Write => {
-                let (vector, _guard) = IoVector::from_volatile_slice(batch.as_slice());
+                let (vector, _guard) = IoVector::from_volatile_slice(piece);
                 image.writev(vector, offset)?;
             }
         }
-        left.advance(bytes);
-        offset += bytes as u64;
-    }
+        Ok(bytes(piece))
+    })
 }
 
 fn transfer(
     file: &File,
     direction: Direction,
     memory: &[VolatileSlice<'_>],
-    mut offset: u64,
+    offset: u64,
     stopped: impl Fn() -> bool,
 ) -> io::Result<()> {
-    let mut left = Left { slices: memory, skip: 0 };
-    let mut batch = Vec::new();
-    loop {
-        left.batch(&mut batch);
-        if batch.is_empty() {
-            return Ok(());
-        }
-        if stopped() {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
+    in_pieces(memory, offset, stopped, |piece, offset| {
         let call = match direction {
             Direction::Read => Call::ReadAt(offset),
             Direction::Write => Call::WriteAt(offset),
         };
-        match vectored(file.as_fd(), call, &batch) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(moved) => {
-                left.advance(moved);
-                offset += u64::try_from(moved).unwrap_or(u64::MAX);
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+        match vectored(file.as_fd(), call, piece) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+            moved => moved,
         }
-    }
+    })
 }
 
 /// Moves bytes by way of aligned memory: files that are open past the page cache take no other.
@@ -247,23 +223,15 @@ fn bounced(
     file: &File,
     direction: Direction,
     memory: &[VolatileSlice<'_>],
-    mut offset: u64,
+    offset: u64,
     stopped: impl Fn() -> bool,
 ) -> io::Result<()> {
-    let mut left = Left { slices: memory, skip: 0 };
-    let mut batch = Vec::new();
-    let whole: usize = memory.iter().map(VolatileSlice::len).sum();
-    let bounce = Bounce::new(whole.min(BYTES))?;
-    loop {
-        left.batch(&mut batch);
-        let bytes: usize = batch.iter().map(VolatileSlice::len).sum();
-        if bytes == 0 {
-            return Ok(());
-        }
-        let between = bounce.slice(bytes)?;
+    let bounce = Bounce::new(bytes(memory).min(BYTES))?;
+    in_pieces(memory, offset, &stopped, |piece, offset| {
+        let between = bounce.slice(bytes(piece))?;
         let copy = |to_guest: bool| {
             let mut at = 0;
-            for slice in &batch {
+            for slice in piece {
                 let Ok(part) = between.subslice(at, slice.len()) else { continue };
                 if to_guest {
                     part.copy_to_volatile_slice(*slice);
@@ -280,9 +248,36 @@ fn bounced(
         if direction == Direction::Read {
             copy(true);
         }
-        left.advance(bytes);
-        offset += bytes as u64;
+        Ok(between.len())
+    })
+}
+
+/// Has `carry` move all of `memory`, from or to `offset` of an image, in pieces of one system call. It says how many bytes of
+/// a piece it moved. Ends with [`io::ErrorKind::Interrupted`] as soon as `stopped`.
+fn in_pieces<'m>(
+    memory: &[VolatileSlice<'m>],
+    mut offset: u64,
+    stopped: impl Fn() -> bool,
+    mut carry: impl FnMut(&[VolatileSlice<'m>], u64) -> io::Result<usize>,
+) -> io::Result<()> {
+    let mut left = Left { slices: memory, skip: 0 };
+    let mut piece = Vec::new();
+    loop {
+        left.batch(&mut piece);
+        if piece.is_empty() {
+            return Ok(());
+        }
+        if stopped() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let moved = carry(&piece, offset)?;
+        left.advance(moved);
+        offset += u64::try_from(moved).unwrap_or(u64::MAX);
     }
+}
+
+fn bytes(slices: &[VolatileSlice<'_>]) -> usize {
+    slices.iter().map(VolatileSlice::len).sum()
 }
 
 fn aligned(slice: &VolatileSlice<'_>) -> bool {

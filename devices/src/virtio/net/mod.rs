@@ -4,11 +4,13 @@
 //! | question | module |
 //! |---|---|
 //! | how is a tap opened and set? | [`tap`] |
+//! | when do packets move, and what is waited for? | `lane` |
 //! | how do packets reach the guest? | `receive` |
 //! | how do packets leave it? | `transmit` |
 //! | what may the driver change while it runs? | `control` |
 
 mod control;
+mod lane;
 mod receive;
 pub mod tap;
 #[cfg(test)]
@@ -32,13 +34,13 @@ use virtio_bindings::virtio_net::{
 use super::function::{Device, Start, VirtioError, VirtioFunction};
 use super::kind::Kind;
 use super::limit::{Limit, LimitSpec};
-use super::ring::Memory;
+use super::ring::{Memory, Ring};
 use super::worker::Worker;
 use crate::complaints::Complaints;
 use control::Control;
+use lane::Lane;
 use receive::Receiver;
 use tap::{Offloads, Tap};
-use transmit::Transmitter;
 
 /// Bytes of the header before each packet: `struct virtio_net_hdr` with the number of buffers.
 pub const HEADER: usize = 12;
@@ -160,24 +162,21 @@ impl Device for Net {
         let control = Control { taps: self.spec.taps.clone(), pairs };
         control.set_offloads(features);
         control.set_pairs(1)?;
-        let mergeable = features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0;
-        let largest = self.largest(features);
+        let receiver = Receiver { mergeable: features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0, largest: self.largest(features) };
         let mut workers = Vec::new();
         for (pair, tap) in self.spec.taps.iter().take(pairs).enumerate() {
-            let limit = || Limit::new(self.spec.limit, Instant::now());
-            if let Some(ring) = start.ring(2 * pair) {
-                let (bells, receiver) = (
-                    vec![ring.bell().clone()],
-                    Receiver::new(tap.clone(), ring, mergeable, largest, limit(), self.complaints.clone()),
-                );
+            let lane = |ring: Ring| {
+                let limit = Limit::new(self.spec.limit, Instant::now());
+                let bells = vec![ring.bell().clone()];
+                (bells, Lane { tap: tap.clone(), ring, limit, complaints: self.complaints.clone() })
+            };
+            if let Some((bells, lane)) = start.ring(2 * pair).map(lane) {
                 let name = format!("rx{pair}-{}", self.name);
-                workers.push(Worker::start(name, bells, move |stop| receiver.run(stop))?);
+                workers.push(Worker::start(name, bells, move |stop| receiver.run(lane, stop))?);
             }
-            if let Some(ring) = start.ring(2 * pair + 1) {
-                let (bells, transmitter) =
-                    (vec![ring.bell().clone()], Transmitter::new(tap.clone(), ring, limit(), self.complaints.clone()));
+            if let Some((bells, lane)) = start.ring(2 * pair + 1).map(lane) {
                 let name = format!("tx{pair}-{}", self.name);
-                workers.push(Worker::start(name, bells, move |stop| transmitter.run(stop))?);
+                workers.push(Worker::start(name, bells, move |stop| transmit::run(lane, stop))?);
             }
         }
         if let Some(ring) = start.ring(2 * pairs) {

@@ -1,132 +1,51 @@
 //! Brings packets from a tap to the guest: one read for each, straight into the driver's buffers.
 
 use std::io;
-use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use log::Level;
 use rustix::event::PollFlags;
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
 
 use super::HEADER;
-use super::tap::Tap;
-use crate::complaints::Complaints;
+use super::lane::{Lane, Packet, Pause};
 use crate::virtio::buffers::{Buffers, total};
-use crate::virtio::limit::Limit;
-use crate::virtio::ring::{Corrupt, Ring};
+use crate::virtio::ring::Corrupt;
 use crate::virtio::vectored::SLICES;
 use crate::virtio::worker::Stop;
 
-/// Packets after which the driver is told at the latest.
-const BURST: u32 = 64;
 /// Offset of the number of buffers in a packet's header.
 const NUM_BUFFERS: usize = 10;
 
-/// Serves a receive queue.
+/// How a receive queue is served.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Receiver {
-    tap: Arc<Tap>,
-    ring: Ring,
     /// A packet may lie in several buffers.
-    mergeable: bool,
+    pub(super) mergeable: bool,
     /// Bytes of the largest packet, with its header.
-    largest: usize,
-    limit: Limit,
-    /// Of all starts of the device, which a guest can repeat.
-    complaints: Arc<Mutex<Complaints>>,
-}
-
-/// Why a burst ended.
-enum Pause {
-    /// The tap has no packet.
-    Tap,
-    /// The driver has no room for one.
-    Driver,
-    /// The limit is reached.
-    Limit(Duration),
-    /// The tap is gone.
-    Gone,
-}
-
-/// What became of one packet.
-enum Packet {
-    Moved(usize),
-    None(Pause),
+    pub(super) largest: usize,
 }
 
 impl Receiver {
-    pub(super) fn new(
-        tap: Arc<Tap>,
-        ring: Ring,
-        mergeable: bool,
-        largest: usize,
-        limit: Limit,
-        complaints: Arc<Mutex<Complaints>>,
-    ) -> Self {
-        Self { tap, ring, mergeable, largest, limit, complaints }
-    }
-
     /// Works until `stop` says so or the ring is corrupt.
-    pub(super) fn run(mut self, stop: &Stop) {
-        loop {
-            let bell = self.ring.bell().clone();
-            let go_on = match self.burst(stop) {
-                Err(Corrupt) => {
-                    self.ring.give_up();
-                    return;
-                }
-                Ok(Pause::Tap) => bell.wait_or(stop, Some((self.tap.as_fd(), PollFlags::IN)), None),
-                Ok(Pause::Limit(time)) => bell.wait_or(stop, None, Some(time)),
-                Ok(Pause::Driver | Pause::Gone) => bell.wait(stop),
-            };
-            if !go_on {
-                return;
-            }
-        }
+    pub(super) fn run(self, lane: Lane, stop: &Stop) {
+        lane.run(PollFlags::IN, stop, |lane, memory| self.packet(lane, memory));
     }
 
-    /// Moves packets until there is a reason to wait.
-    fn burst(&mut self, stop: &Stop) -> Result<Pause, Corrupt> {
-        let guard = self.ring.memory();
-        let memory: &GuestMemoryMmap = &guard;
-        let mut moved = 0;
-        let pause = loop {
-            if stop.stopped() || !self.ring.allowed() {
-                break Pause::Driver;
-            }
-            if let Some(time) = self.limit.wait(Instant::now()) {
-                break Pause::Limit(time);
-            }
-            match self.packet(memory)? {
-                Packet::Moved(bytes) => self.limit.take(bytes as u64),
-                Packet::None(pause) => break pause,
-            }
-            moved += 1;
-            if moved % BURST == 0 {
-                self.ring.tell(memory)?;
-            }
-        };
-        self.ring.tell(memory)?;
-        Ok(pause)
-    }
-
-    fn packet(&mut self, memory: &GuestMemoryMmap) -> Result<Packet, Corrupt> {
-        self.ring.hush(memory)?;
-        let first = self.ring.position();
+    fn packet(self, lane: &mut Lane, memory: &GuestMemoryMmap) -> Result<Packet, Corrupt> {
+        let first = lane.ring.position();
         let (mut chains, mut slices, mut room) = (Vec::new(), Vec::new(), 0);
         while room < self.largest && (chains.is_empty() || self.mergeable) {
-            let Some(chain) = self.ring.pop(memory)? else {
+            let Some(chain) = lane.ring.pop(memory)? else {
                 // All that the ring can hold is there and too small: the driver will give no more.
-                if chains.len() == usize::from(self.ring.queue().size()) {
+                if chains.len() == usize::from(lane.ring.queue().size()) {
                     break;
                 }
                 // Asked for from here on, so that the driver rings for what it adds to what was found.
-                if self.ring.listen(memory)? {
-                    self.ring.hush(memory)?;
+                if lane.more(memory)? {
                     continue;
                 }
-                self.ring.rewind(first);
+                lane.ring.rewind(first);
                 return Ok(Packet::None(Pause::Driver));
             };
             let head = chain.head_index();
@@ -140,15 +59,11 @@ impl Receiver {
             room += len;
         }
         slices.truncate(SLICES);
-        let bytes = match self.tap.receive(&slices) {
+        let bytes = match lane.tap.receive(&slices) {
             Ok(bytes) if bytes >= HEADER => bytes,
-            Ok(_) => {
-                self.ring.rewind(first);
-                return Ok(Packet::None(Pause::Gone));
-            }
-            Err(error) => {
-                self.ring.rewind(first);
-                return Ok(Packet::None(self.failed(&error)));
+            nothing => {
+                lane.ring.rewind(first);
+                return Ok(Packet::None(nothing.map_or_else(|error| failed(lane, &error), |_| Pause::Driver)));
             }
         };
         let mut left = bytes;
@@ -163,23 +78,19 @@ impl Receiver {
         }
         let count = u16::try_from(used.len()).unwrap_or(u16::MAX);
         put(&slices, NUM_BUFFERS, count.to_le_bytes());
-        self.ring.rewind(first.wrapping_add(count));
-        self.ring.push_all(memory, &used)?;
+        lane.ring.rewind(first.wrapping_add(count));
+        lane.ring.push_all(memory, &used)?;
         Ok(Packet::Moved(bytes))
     }
+}
 
-    fn failed(&mut self, error: &io::Error) -> Pause {
-        match error.raw_os_error() {
-            Some(libc::EAGAIN) => Pause::Tap,
-            Some(libc::EINTR) => Pause::Limit(Duration::ZERO),
-            _ => {
-                self.complaints.lock().unwrap_or_else(PoisonError::into_inner).add_error(
-                    Level::Warn,
-                    format_args!("the tap gives no more packets"),
-                    error,
-                );
-                Pause::Gone
-            }
+fn failed(lane: &Lane, error: &io::Error) -> Pause {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => Pause::Tap,
+        io::ErrorKind::Interrupted => Pause::Limit(Duration::ZERO),
+        _ => {
+            lane.complain("the tap gives no more packets", error);
+            Pause::Driver
         }
     }
 }

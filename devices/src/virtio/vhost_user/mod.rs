@@ -25,8 +25,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::feature;
 use super::function::{Device, Start, VirtioError, VirtioFunction};
 use super::kind::Kind;
-use super::ring::{Memory, Ring};
-use super::signals::Signals;
+use super::ring::Memory;
 use super::worker::{Bell, Stop, Worker};
 use crate::complaints::Complaints;
 pub use connection::{Connection, ConnectionError};
@@ -269,7 +268,7 @@ impl Relay {
             for (ring, call) in self.start.rings.iter().zip(&self.calls) {
                 // Fails when nothing was said.
                 if call.read().is_ok() {
-                    signal(ring, &self.start.signals);
+                    self.start.signals.used(ring.index());
                 }
             }
             if gone && !stop.stopped() {
@@ -278,10 +277,6 @@ impl Relay {
         }
         true
     }
-}
-
-fn signal(ring: &Ring, signals: &Signals) {
-    signals.used(ring.index());
 }
 
 fn borrow(event: &EventFd) -> BorrowedFd<'_> {
