@@ -1,5 +1,7 @@
 //! What every function can do, whatever it is: answer configuration cycles and BAR accesses, be reset, leave.
 
+use std::fmt;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
 use bitflags::bitflags;
@@ -77,6 +79,23 @@ pub enum BarPiece {
     },
 }
 
+/// A register whose writes do nothing but wake somebody, whatever their length and value. The machine may signal the event
+/// in place of an access, by an ioeventfd; a read may signal it as well, since processors do not tell KVM the direction
+/// (linux: arch/x86/kvm/vmx/vmx.c, `handle_ept_misconfig`).
+#[derive(Clone)]
+pub struct Doorbell {
+    /// From the BAR's start, bytes.
+    pub offset: u64,
+    /// An eventfd. It may be signalled at any time, also while the BAR is unreachable.
+    pub event: Arc<dyn AsFd + Send + Sync>,
+}
+
+impl fmt::Debug for Doorbell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Doorbell").field("offset", &self.offset).field("event", &self.event.as_fd()).finish()
+    }
+}
+
 /// One PCI function, emulated or passed through.
 ///
 /// All methods are called with the function's own lock held and must not wait for a guest, another function or the
@@ -92,6 +111,10 @@ pub trait PciFunction: Send {
     fn program(&mut self, programming: &Programming);
     /// How BAR `bar` is made of trapped and direct pieces. Fixed for the life of the function.
     fn bar_layout(&self, bar: BarIndex) -> Vec<BarPiece>;
+    /// Doorbells in trapped pieces of BAR `bar`. Fixed for the life of the function.
+    fn doorbells(&self, _bar: BarIndex) -> Vec<Doorbell> {
+        Vec::new()
+    }
     /// Reads `data.len()` bytes (1 to 8) at `offset` of BAR `bar`. All ones where there is nothing.
     fn bar_read(&mut self, bar: BarIndex, offset: u64, data: &mut [u8]);
     /// Writes `data` (1 to 8 bytes) at `offset` of BAR `bar`. Dropped where there is nothing.

@@ -3,9 +3,6 @@
 #include "acpi.h"
 #include "runtime.h"
 
-enum { COMMAND_LOW = 0x300, INIT_OTHERS = 0x000c4500, STARTUP_OTHERS = 0x000c4608, TRAMPOLINE = 0x8000 };
-
-extern u8 processor_trampoline[], processor_trampoline_end[];
 static volatile u8 started[256], agreed[256];
 static u8 listed[256];
 static volatile u32 count;
@@ -37,16 +34,9 @@ static u32 read_madt(void) {
 
 void guest(void) {
     u32 expected = read_madt();
-    __builtin_memcpy((void *)TRAMPOLINE, processor_trampoline, (size_t)(processor_trampoline_end - processor_trampoline));
     processor_started();
-    apic_start();
-    apic_write(COMMAND_LOW, INIT_OTHERS);
-    for (u32 i = 0; i < 100; i++)
-        short_pause();
-    apic_write(COMMAND_LOW, STARTUP_OTHERS);
     u32 wanted = (u32)option("cpus", expected);
-    for (u32 i = 0; i < 1000000 && count < wanted; i++)
-        short_pause();
+    start_others(&count, wanted);
     for (u32 id = 0; id < 256; id++) {
         if (!started[id])
             continue;

@@ -6,9 +6,6 @@
 #include "pci.h"
 #include "runtime.h"
 
-enum { COMMAND_LOW = 0x300, INIT_OTHERS = 0x000c4500, STARTUP_OTHERS = 0x000c4608, TRAMPOLINE = 0x8000 };
-extern u8 processor_trampoline[], processor_trampoline_end[];
-
 static u64 seed, rounds, masters;
 static volatile u32 started, finished;
 
@@ -211,18 +208,6 @@ void processor_started(void) {
     __atomic_fetch_add(&finished, 1, __ATOMIC_SEQ_CST);
 }
 
-static void start_others(u32 count) {
-    __builtin_memcpy((void *)TRAMPOLINE, processor_trampoline, (size_t)(processor_trampoline_end - processor_trampoline));
-    apic_start();
-    apic_write(COMMAND_LOW, INIT_OTHERS);
-    for (u32 i = 0; i < 100; i++)
-        short_pause();
-    apic_write(COMMAND_LOW, STARTUP_OTHERS);
-    for (u32 i = 0; i < 1000000 && started < count; i++)
-        short_pause();
-    require(started == count, "%u of %u other processors started", started, count);
-}
-
 void guest(void) {
     u64 cpus = option("cpus", 1);
     seed = option("seed", 1);
@@ -232,8 +217,10 @@ void guest(void) {
     pci_start();
     walk();
     say("seed %lu rounds %lu functions %u\n", seed, rounds, function_count);
-    if (cpus > 1)
-        start_others((u32)cpus - 1);
+    if (cpus > 1) {
+        start_others(&started, (u32)cpus - 1);
+        require(started == cpus - 1, "%u of %lu other processors started", started, cpus - 1);
+    }
     go_wild(&state);
     for (u32 i = 0; i < 10000000 && finished < cpus - 1; i++)
         short_pause();

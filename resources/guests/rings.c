@@ -1,16 +1,10 @@
 /* A driver of virtio disks gone mad: queues, descriptors and rings with random content, resets while the disk is busy
  * (virtio 1.2, 2.7 and 4.1.4). `seed=N` (default 1), `rounds=N` (default 500). In the end each disk must serve an honest
  * request. What a disk may write to lies in RAM from SCRATCH on, or is no RAM at all, so that this program survives. */
-#include "pci.h"
 #include "runtime.h"
+#include "virtio.h"
 
 enum { SCRATCH = 32 << 20, SCRATCH_SIZE = 64 << 20, QUEUE = 16 };
-enum { FEATURE_SELECT = 0x08, FEATURE = 0x0c, STATUS = 0x14, QUEUE_SELECT = 0x16, SIZE = 0x18, ENABLE = 0x1c,
-       DESCRIPTORS = 0x20, AVAILABLE = 0x28, USED = 0x30 };
-enum { NEXT = 1, WRITE = 2, INDIRECT = 4 };
-
-struct descriptor { u64 at; u32 len; u16 flags, next; };
-struct disk { place at; u64 common, doorbell; };
 
 static u64 state;
 
@@ -54,45 +48,10 @@ static u32 some_length(void) {
     }
 }
 
-/* The structures of a disk by its capabilities; false for another function. */
-static bool find(struct function *function, struct disk *disk) {
-    if (function->id != 0x10421af4 || !function->bars[0].base)
-        return false;
-    *disk = (struct disk){function->at, 0, 0};
-    u32 at = config_read(function->at, CAPABILITY_LIST, 1);
-    for (u32 i = 0; at && i < 48; i++, at = config_read(function->at, at + 1, 1)) {
-        if (config_read(function->at, at, 1) != CAP_VENDOR)
-            continue;
-        u64 structure = function->bars[0].base + config_read(function->at, at + 8, 4);
-        u32 type = config_read(function->at, at + 3, 1);
-        if (type == 1)
-            disk->common = structure;
-        if (type == 2)
-            disk->doorbell = structure;
-    }
-    reach(function->bars[0].base, function->bars[0].size);
-    config_write(function->at, COMMAND, 2, DECODE_MEMORY | BUS_MASTER);
-    return disk->common && disk->doorbell;
-}
-
-static void write_address(struct disk *disk, u32 offset, u64 value) {
-    write32(disk->common + offset, (u32)value);
-    write32(disk->common + offset + 4, (u32)(value >> 32));
-}
-
-static void start(struct disk *disk, u64 descriptors, u64 available, u64 used) {
-    write8(disk->common + STATUS, 0);
-    write8(disk->common + STATUS, 3);
-    write32(disk->common + FEATURE_SELECT, 1);
-    write32(disk->common + FEATURE, 1);
-    write8(disk->common + STATUS, 11);
-    write16(disk->common + QUEUE_SELECT, 0);
-    write16(disk->common + SIZE, QUEUE);
-    write_address(disk, DESCRIPTORS, descriptors);
-    write_address(disk, AVAILABLE, available);
-    write_address(disk, USED, used);
-    write16(disk->common + ENABLE, 1);
-    write8(disk->common + STATUS, 15);
+static void start(struct virtio *disk, u64 descriptors, u64 available, u64 used) {
+    virtio_begin(disk);
+    virtio_queue(disk, 0, QUEUE, descriptors, available, used, VIRTIO_NO_VECTOR);
+    virtio_ready(disk);
 }
 
 static void fill_rings(u64 descriptors, u64 available) {
@@ -102,11 +61,11 @@ static void fill_rings(u64 descriptors, u64 available) {
         if (below(2)) { /* a header that asks for something the disk knows */
             descriptor->at = SCRATCH + (below(SCRATCH_SIZE - (1 << 20)) & ~15ull);
             descriptor->len = 16;
-            descriptor->flags = NEXT;
+            descriptor->flags = DESCRIPTOR_NEXT;
             *(u64 *)descriptor->at = below(5) == 4 ? 8 : below(5);
             *(u64 *)(descriptor->at + 8) = below(4) ? below(64) : random();
         }
-        if (descriptor->at < SCRATCH + SCRATCH_SIZE && descriptor->flags & WRITE)
+        if (descriptor->at < SCRATCH + SCRATCH_SIZE && descriptor->flags & DESCRIPTOR_WRITE)
             descriptor->len = descriptor->len > 1 << 20 && below(2) ? 1 << 20 : descriptor->len;
         write16(available + 4 + 2 * i, (u16)(below(8) ? below(QUEUE) : random()));
     }
@@ -114,7 +73,7 @@ static void fill_rings(u64 descriptors, u64 available) {
     write16(available + 2, (u16)(below(4) ? below(QUEUE + 1) : random()));
 }
 
-static void madness(struct disk *disk) {
+static void madness(struct virtio *disk) {
     u64 descriptors = SCRATCH + 4096 * below(64), available = SCRATCH + 4096 * below(64), used = SCRATCH + 4096 * below(64);
     start(disk, below(8) ? descriptors : somewhere(), below(8) ? available : somewhere(), below(8) ? used : somewhere());
     fill_rings(descriptors, available);
@@ -130,17 +89,17 @@ static void madness(struct disk *disk) {
     config_write(disk->at, COMMAND, 2, DECODE_MEMORY | BUS_MASTER);
 }
 
-static void honest_read(struct disk *disk) {
+static void honest_read(struct virtio *disk) {
     u64 descriptors = SCRATCH, available = SCRATCH + 0x1000, used = SCRATCH + 0x2000, data = SCRATCH + 0x3000;
     struct descriptor *chain = (void *)descriptors;
     volatile u8 *status = (void *)(data + 1024);
     volatile u16 *served = (void *)(used + 2);
-    write8(disk->common + STATUS, 0);
+    write8(disk->common + VIRTIO_STATUS, 0);
     for (u64 at = SCRATCH; at < SCRATCH + 0x4000; at += 8)
         write64(at, 0);
-    chain[0] = (struct descriptor){data, 16, NEXT, 1};
-    chain[1] = (struct descriptor){data + 512, 512, NEXT | WRITE, 2};
-    chain[2] = (struct descriptor){data + 1024, 1, WRITE, 0};
+    chain[0] = (struct descriptor){data, 16, DESCRIPTOR_NEXT, 1};
+    chain[1] = (struct descriptor){data + 512, 512, DESCRIPTOR_NEXT | DESCRIPTOR_WRITE, 2};
+    chain[2] = (struct descriptor){data + 1024, 1, DESCRIPTOR_WRITE, 0};
     *status = 0xff;
     start(disk, descriptors, available, used);
     write16(available + 2, 1);
@@ -157,8 +116,8 @@ void guest(void) {
     pci_start();
     walk();
     for (u32 i = 0; i < function_count; i++) {
-        struct disk disk;
-        if (!find(&functions[i], &disk))
+        struct virtio disk;
+        if (!virtio_find(&functions[i], VIRTIO_DISK, &disk))
             continue;
         disks++;
         honest_read(&disk);

@@ -183,6 +183,8 @@ void guest(void) {
     pci_start();
     walk();
     for (u32 i = 0; i < function_count && slot_count < sizeof slots / sizeof *slots; i++) {
+        if (functions[i].is_bridge)
+            config_write(functions[i].at, COMMAND, 2, config_read(functions[i].at, COMMAND, 2) | DECODE_MEMORY | BUS_MASTER);
         u32 express = functions[i].is_bridge ? find_capability(functions[i].at, CAP_EXPRESS) : 0;
         u32 capabilities = express ? config_read(functions[i].at, express + SLOT_CAPABILITIES, 4) : 0;
         if (!(capabilities & HOT_PLUG))

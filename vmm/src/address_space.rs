@@ -5,7 +5,7 @@
 //! window is looked up; a function is called after it is released.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use devices::virtio::Memory;
@@ -25,9 +25,32 @@ pub enum Answer {
         bar: BarIndex,
         /// From the BAR's start.
         offset: u64,
+        /// Where accesses are counted.
+        accesses: Arc<Accesses>,
     },
     /// Memory of this process.
     Memory(Pages),
+}
+
+/// How often a function was asked, by exits of vCPUs and by the DMA of emulated functions.
+#[derive(Debug, Default)]
+pub struct Accesses {
+    reads: AtomicU64,
+    writes: AtomicU64,
+}
+
+impl Accesses {
+    /// Reads so far.
+    #[must_use]
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    /// Writes so far.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Relaxed)
+    }
 }
 
 struct Window {
@@ -94,7 +117,10 @@ impl AddressSpace {
             let (answer, inside) = find(&windows.by_address, at, data.len())?;
             match answer {
                 Answer::Memory(pages) => return volatile(*pages, inside, data.len())?.read_slice(data, 0).ok(),
-                Answer::Function { function, bar, offset } => (Arc::clone(function), *bar, offset + inside),
+                Answer::Function { function, bar, offset, accesses } => {
+                    accesses.reads.fetch_add(1, Ordering::Relaxed);
+                    (Arc::clone(function), *bar, offset + inside)
+                }
             }
         };
         lock(&function).bar_read(bar, offset, data);
@@ -107,7 +133,10 @@ impl AddressSpace {
             let (answer, inside) = find(&windows.by_address, at, data.len())?;
             match answer {
                 Answer::Memory(pages) => return volatile(*pages, inside, data.len())?.write_slice(data, 0).ok(),
-                Answer::Function { function, bar, offset } => (Arc::clone(function), *bar, offset + inside),
+                Answer::Function { function, bar, offset, accesses } => {
+                    accesses.writes.fetch_add(1, Ordering::Relaxed);
+                    (Arc::clone(function), *bar, offset + inside)
+                }
             }
         };
         lock(&function).bar_write(bar, offset, data);
@@ -284,10 +313,11 @@ mod tests {
         };
         let function: Shared =
             Arc::new(Mutex::new(StubFunction::new("stub0", &spec, Arc::new(FakeMsi::default()), None, Arc::new(dma)).unwrap()));
-        let kept = Arc::downgrade(&function);
-        space.open(0x1000_0000, 4096, Answer::Function { function, bar: 0, offset: 0 });
+        let (kept, accesses) = (Arc::downgrade(&function), Arc::<Accesses>::default());
+        space.open(0x1000_0000, 4096, Answer::Function { function, bar: 0, offset: 0, accesses: Arc::clone(&accesses) });
         let mut magic = [0; 4];
         space.read(0x1000_0000, &mut magic);
+        assert_eq!((accesses.reads(), accesses.writes()), (1, 0));
         assert_eq!(&magic, b"BNYN");
         space.end();
         drop(space);

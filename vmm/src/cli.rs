@@ -389,6 +389,8 @@ struct RunArguments {
     ///                        [default: auto, on with firmware only]
     ///   mirror=on|off        configuration reads of emulated functions come
     ///                        from memory, without an exit [default: on]
+    ///   ioeventfd=on|off     doorbells of virtio devices wake their threads
+    ///                        without an exit to this process [default: on]
     ///   root-ports=N         this many root ports more, without devices:
     ///                        port0, port1, ...
     ///   switch-ports=N       a switch with this many ports without devices:

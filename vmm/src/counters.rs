@@ -15,6 +15,7 @@ pub struct Report {
     exits: Vec<(&'static str, u64)>,
     slots: u32,
     slot_changes: u64,
+    doorbells: u32,
     vectors: usize,
     route_commits: u64,
     bars: Vec<(String, u8, MapCounts)>,
@@ -25,15 +26,16 @@ impl Report {
     #[must_use]
     pub fn new(threads: &Threads, pci: &PciBus, routes: &GsiTable) -> Self {
         let total = |(reason, name): &(Count, &'static str)| (*name, threads.total(*reason));
-        let (slots, slot_changes, bars) = pci.change(|tree| {
+        let (slots, slot_changes, doorbells, bars) = pci.change(|tree| {
             let mapper = &mut tree.mapper;
             let bars = mapper.counts().map(|(name, bar, counts)| (name.to_owned(), bar, counts)).collect();
-            (mapper.slots().in_use(), mapper.slots().changes(), bars)
+            (mapper.slots().in_use(), mapper.slots().changes(), mapper.doorbells(), bars)
         });
         Self {
             exits: NAMES.iter().map(total).collect(),
             slots,
             slot_changes,
+            doorbells,
             vectors: routes.vectors_in_use(),
             route_commits: routes.commits(),
             bars,
@@ -51,6 +53,7 @@ impl Report {
         let machine = [
             ("memory_slots", u64::from(self.slots)),
             ("memory_slot_changes", self.slot_changes),
+            ("doorbells_without_exits", u64::from(self.doorbells)),
             ("interrupt_vectors", self.vectors as u64),
             ("route_table_changes", self.route_commits),
         ];
@@ -59,6 +62,9 @@ impl Report {
             let device = counters.entry(name.clone()).or_default();
             device.insert(format!("bar{bar}_memory_slots"), counts.slots);
             device.insert(format!("bar{bar}_dma_maps"), counts.dma);
+            device.insert(format!("bar{bar}_doorbells_without_exits"), counts.doorbells);
+            device.insert(format!("bar{bar}_reads"), counts.reads);
+            device.insert(format!("bar{bar}_writes"), counts.writes);
         }
         counters
     }
@@ -72,10 +78,17 @@ impl fmt::Display for Report {
         }
         writeln!(f, "  {:<24}{:>10}", "memory slots in use", self.slots)?;
         writeln!(f, "  {:<24}{:>10}", "memory slot changes", self.slot_changes)?;
+        writeln!(f, "  {:<24}{:>10}", "doorbells without exits", self.doorbells)?;
         writeln!(f, "  {:<24}{:>10}", "interrupt vectors", self.vectors)?;
         writeln!(f, "  {:<24}{:>10}", "route table changes", self.route_commits)?;
-        for (name, bar, counts) in self.bars.iter().filter(|(.., counts)| *counts != MapCounts::default()) {
-            writeln!(f, "  {name} BAR {bar}: mapped into KVM {} times, for DMA {} times", counts.slots, counts.dma)?;
+        for (name, bar, counts) in &self.bars {
+            if (counts.slots, counts.dma) != (0, 0) {
+                writeln!(f, "  {name} BAR {bar}: mapped into KVM {} times, for DMA {} times", counts.slots, counts.dma)?;
+            }
+            if (counts.doorbells, counts.reads, counts.writes) != (0, 0, 0) {
+                let MapCounts { doorbells, reads, writes, .. } = counts;
+                writeln!(f, "  {name} BAR {bar}: {reads} reads, {writes} writes, {doorbells} doorbells without exits")?;
+            }
         }
         Ok(())
     }

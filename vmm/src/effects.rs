@@ -1,10 +1,11 @@
-//! Carries effects out: opens and closes windows, sets memory slots and DMA maps. The only place that does.
+//! Carries effects out: opens and closes windows, sets memory slots, doorbells and DMA maps. The only place that does.
 //!
-//! A hidden BAR often comes back to the same place (guests switch decoding off to size it), so its memory slots and DMA
-//! maps stay until it moves, another BAR takes the place, or it leaves. Guests that read it meanwhile see stale memory of
-//! their own device, nothing else.
+//! A hidden BAR often comes back to the same place (guests switch decoding off to size it), so its memory slots, doorbells
+//! and DMA maps stay until it moves, another BAR takes the place, or it leaves. Guests that read it meanwhile see stale
+//! memory of their own device, nothing else; who rings wakes a worker that has nothing to do.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,11 +16,11 @@ use devices::vfio::Domain;
 use log::Level;
 use pci::bar::{BarIndex, PORTS, ROM, Size};
 use pci::effect::Effect;
-use pci::function::{BarPiece, FunctionId, Shared};
+use pci::function::{BarPiece, Doorbell, FunctionId, Shared};
 use pci::mirror::Mirror;
 
-use crate::address_space::{AddressSpace, Answer};
-use crate::kvm::Slots;
+use crate::address_space::{Accesses, AddressSpace, Answer};
+use crate::kvm::{Doorbells, Slots};
 use crate::mirrors::Mirrors;
 use crate::slot_events::SlotEvents;
 
@@ -37,6 +38,8 @@ pub struct Endpoint {
     pub access: BarAccess,
     /// Size and pieces of each BAR.
     pub bars: BTreeMap<BarIndex, (u64, Vec<BarPiece>)>,
+    /// Registers of each BAR that only wake somebody.
+    pub doorbells: BTreeMap<BarIndex, Vec<Doorbell>>,
 }
 
 /// Who reaches the BARs of a device, apart from its own driver. The two are independent: memory that the guest reaches by
@@ -62,17 +65,25 @@ struct Mapped {
     size: u64,
     reachable: bool,
     slots: Vec<u32>,
+    /// Those that KVM took.
+    doorbells: Vec<Doorbell>,
     /// Whether the DMA domain has it.
     dma: bool,
 }
 
-/// Counts of what was changed since the start.
+/// What a BAR cost since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MapCounts {
     /// Memory slots of BARs that were set.
     pub slots: u64,
     /// DMA maps of BARs that were made.
     pub dma: u64,
+    /// Doorbells without exits at this moment.
+    pub doorbells: u64,
+    /// Reads that its function answered.
+    pub reads: u64,
+    /// Writes that came to its function.
+    pub writes: u64,
 }
 
 /// Emulated memory above this is served by exits. KVM keeps up to 8 bytes for each page of a slot on hosts without
@@ -83,11 +94,14 @@ const EMULATED_SLOT_MAX: u64 = 1 << 30;
 /// Where each BAR is mapped, and the means to change it.
 pub struct Mapper {
     slots: Slots,
+    /// `None`: they exit.
+    doorbells: Option<Doorbells>,
     space: Arc<AddressSpace>,
     domain: Option<Arc<Domain>>,
     endpoints: BTreeMap<FunctionId, Endpoint>,
     mapped: BTreeMap<(FunctionId, BarIndex), Mapped>,
     counts: BTreeMap<(FunctionId, BarIndex), MapCounts>,
+    accesses: BTreeMap<(FunctionId, BarIndex), Arc<Accesses>>,
     mirrors: Option<Mirrors>,
     slot_events: Option<Arc<SlotEvents>>,
     /// A guest moves BARs as often as it likes.
@@ -95,16 +109,18 @@ pub struct Mapper {
 }
 
 impl Mapper {
-    /// Nothing mapped.
+    /// Nothing mapped. Without `doorbells` the registers that only wake somebody exit as all others.
     #[must_use]
-    pub const fn new(slots: Slots, space: Arc<AddressSpace>) -> Self {
+    pub const fn new(slots: Slots, doorbells: Option<Doorbells>, space: Arc<AddressSpace>) -> Self {
         Self {
             slots,
+            doorbells,
             space,
             domain: None,
             endpoints: BTreeMap::new(),
             mapped: BTreeMap::new(),
             counts: BTreeMap::new(),
+            accesses: BTreeMap::new(),
             mirrors: None,
             slot_events: None,
             complaints: BTreeMap::new(),
@@ -156,6 +172,7 @@ impl Mapper {
         for bar in 0..=ROM {
             self.unmap((id, bar));
             self.counts.remove(&(id, bar));
+            self.accesses.remove(&(id, bar));
         }
         self.endpoints.remove(&id);
         self.complaints.remove(&id);
@@ -193,9 +210,24 @@ impl Mapper {
         &mut self.slots
     }
 
-    /// How often each BAR was mapped.
+    /// What each BAR cost.
     pub fn counts(&self) -> impl Iterator<Item = (&str, BarIndex, MapCounts)> + '_ {
-        self.counts.iter().filter_map(|((id, bar), counts)| Some((self.endpoints.get(id)?.name.as_str(), *bar, *counts)))
+        self.counts.iter().filter_map(|(key, counts)| {
+            let (mapped, accesses) = (self.mapped.get(key), self.accesses.get(key));
+            let counts = MapCounts {
+                doorbells: mapped.map_or(0, |mapped| mapped.doorbells.len() as u64),
+                reads: accesses.map_or(0, |accesses| accesses.reads()),
+                writes: accesses.map_or(0, |accesses| accesses.writes()),
+                ..*counts
+            };
+            Some((self.endpoints.get(&key.0)?.name.as_str(), key.1, counts))
+        })
+    }
+
+    /// How many doorbells do without exits.
+    #[must_use]
+    pub fn doorbells(&self) -> u32 {
+        self.doorbells.as_ref().map_or(0, Doorbells::in_use)
     }
 
     /// Carries out the effects of one write. Call with the hierarchy's lock held, so that writes take effect in order.
@@ -296,7 +328,7 @@ impl Mapper {
     fn set(&mut self, key: (FunctionId, BarIndex), at: u64) {
         let Some(endpoint) = self.endpoints.get(&key.0) else { return };
         let Some((size, pieces)) = endpoint.bars.get(&key.1) else { return };
-        let mut mapped = Mapped { at, size: *size, reachable: false, slots: Vec::new(), dma: false };
+        let mut mapped = Mapped { at, size: *size, reachable: false, slots: Vec::new(), doorbells: Vec::new(), dma: false };
         let counts = self.counts.entry(key).or_default();
         for piece in pieces {
             let BarPiece::Direct { offset, len, pages } = *piece else { continue };
@@ -334,6 +366,18 @@ impl Mapper {
                 }
             }
         }
+        if let Some(doorbells) = &mut self.doorbells {
+            for doorbell in endpoint.doorbells.get(&key.1).into_iter().flatten() {
+                match doorbells.add(at + doorbell.offset, doorbell.event.as_fd()) {
+                    Ok(()) => mapped.doorbells.push(doorbell.clone()),
+                    Err(error) => {
+                        let text = format_args!("{} BAR {}: doorbells from here on cost the guest an exit", endpoint.name, key.1);
+                        self.complaints.entry(key.0).or_default().add_error(Level::Warn, text, &error);
+                        break;
+                    }
+                }
+            }
+        }
         self.mapped.insert(key, mapped);
     }
 
@@ -343,6 +387,9 @@ impl Mapper {
         let Some(mapped) = self.mapped.remove(&key) else { return };
         for slot in mapped.slots {
             self.slots.remove(slot);
+        }
+        if let Some(doorbells) = &mut self.doorbells {
+            mapped.doorbells.iter().for_each(|doorbell| doorbells.remove(mapped.at + doorbell.offset, doorbell.event.as_fd()));
         }
     }
 
@@ -357,12 +404,16 @@ impl Mapper {
         }
     }
 
-    fn open(&self, key: (FunctionId, BarIndex), at: u64) {
+    fn open(&mut self, key: (FunctionId, BarIndex), at: u64) {
+        let accesses = Arc::clone(self.accesses.entry(key).or_default());
         let Some(endpoint) = self.endpoints.get(&key.0) else { return };
         for (offset, len, pages) in self.pieces(key) {
             let answer = match pages {
                 Some(pages) => Answer::Memory(pages),
-                None => Answer::Function { function: Arc::clone(&endpoint.function), bar: key.1, offset },
+                None => {
+                    let (function, accesses) = (Arc::clone(&endpoint.function), Arc::clone(&accesses));
+                    Answer::Function { function, bar: key.1, offset, accesses }
+                }
             };
             self.space.open(at + offset, len, answer);
         }

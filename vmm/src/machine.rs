@@ -32,7 +32,7 @@ use crate::ejected::Ejected;
 use crate::endpoints::{EndpointError, Factory};
 use crate::groundwork::Groundwork;
 use crate::hotplug::{self, HotPlugError};
-use crate::kvm::{EdgeLine, GsiTable, KvmError, SlotError, Slots, Vm};
+use crate::kvm::{Doorbells, EdgeLine, GsiTable, KvmError, SlotError, Slots, Vm};
 use crate::memory::{self, Backing, MemoryError};
 use crate::mirrors::{Mirrors, MirrorsError};
 use crate::numa;
@@ -142,7 +142,8 @@ impl Machine {
             input
         });
         let (mut hierarchy, endpoints) = factory.build(&plan.pci, design.spec)?;
-        let mut mapper = Mapper::new(slots, Arc::clone(&space));
+        let doorbells = config.pcie.ioeventfd.then(|| Doorbells::new(vm.fd()));
+        let mut mapper = Mapper::new(slots, doorbells, Arc::clone(&space));
         mapper.set_domain(factory.domain());
         let slot_events = Arc::new(SlotEvents::new().map_err(MachineError::Event)?);
         mapper.set_slot_events(Arc::clone(&slot_events));

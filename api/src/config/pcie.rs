@@ -22,6 +22,8 @@ pub struct PcieConfig {
     pub cf8: Cf8,
     /// Whether the guest reads the configuration space of emulated functions from memory, without an exit.
     pub mirror: bool,
+    /// Whether doorbells of virtio devices cost the guest no exit to this process.
+    pub ioeventfd: bool,
     /// Root ports beside those that devices hang on at the start.
     pub root_ports: u16,
     /// Switches with free downstream ports, each below a root port of its own; with `switch_ports` alone one.
@@ -51,6 +53,7 @@ impl Default for PcieConfig {
             cliques: CliquePolicy::default(),
             cf8: Cf8::default(),
             mirror: true,
+            ioeventfd: true,
             root_ports: 0,
             switches: None,
             switch_ports: 0,
@@ -186,6 +189,7 @@ impl fmt::Display for PcieConfig {
         }
         pairs.pair("cf8", &self.cf8)?;
         pairs.switch("mirror", self.mirror, true)?;
+        pairs.switch("ioeventfd", self.ioeventfd, true)?;
         if self.root_ports != 0 {
             pairs.pair("root-ports", &self.root_ports)?;
         }
@@ -219,7 +223,7 @@ mod tests {
             "host",
             "topology=root-ports,cf8=on",
             "flat",
-            "mirror=off,root-ports=200,switches=8,switch-ports=16,hot-plug=switch-port,hotplug-mem=256G,hotplug-mem32=64M",
+            "mirror=off,ioeventfd=off,root-ports=200,switches=8,switch-ports=16,hot-plug=switch-port,hotplug-mem=256G,hotplug-mem32=64M",
             "root_ports=4,hot-plug=no-port,removal=orderly,root-hot-plug=on",
             "switch,switches=2,switch-ports=2",
             "cold-plug=bridge-port,hot-plug=bridge-port",

@@ -9,7 +9,7 @@ use log::Level;
 use pci::access::{self, Access, Reg};
 use pci::bar::{BarIndex, Bars};
 use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
-use pci::function::{BarPiece, Changes, PciFunction, Programming, ResetKind};
+use pci::function::{BarPiece, Changes, Doorbell, PciFunction, Programming, ResetKind};
 use pci::seams::MsiPort;
 use thiserror::Error;
 use virtio_queue::{Queue, QueueT};
@@ -302,6 +302,14 @@ impl<D: Device> PciFunction for VirtioFunction<D> {
     fn bar_layout(&self, bar: BarIndex) -> Vec<BarPiece> {
         let spec = self.bars().spec(bar);
         spec.map(|spec| BarPiece::Trapped { offset: 0, len: spec.size }).into_iter().collect()
+    }
+
+    fn doorbells(&self, bar: BarIndex) -> Vec<Doorbell> {
+        if bar != layout::BAR {
+            return Vec::new();
+        }
+        let bells = self.bells.iter().enumerate();
+        bells.map(|(queue, bell)| Doorbell { offset: layout::doorbell(queue), event: bell.clone() }).collect()
     }
 
     fn bar_read(&mut self, bar: BarIndex, offset: u64, data: &mut [u8]) {

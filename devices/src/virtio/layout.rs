@@ -85,6 +85,12 @@ pub fn part(offset: u64, len: usize) -> Part {
     }
 }
 
+/// Where the doorbell of queue `queue` is, which is below [`MAX_QUEUES`].
+#[must_use]
+pub fn doorbell(queue: usize) -> u64 {
+    NOTIFY + u64::from(DOORBELL) * u64::try_from(queue).unwrap_or(0)
+}
+
 /// Bodies (behind the length byte) of the vendor-specific capabilities of a device with `queues` queues and `config` bytes
 /// of device configuration. The last one is the window for accesses through configuration space.
 #[must_use]
@@ -139,6 +145,13 @@ mod tests {
         ];
         for (offset, len, expected) in cases {
             assert_eq!(part(offset, len), expected, "{offset:#x}");
+        }
+    }
+
+    #[test]
+    fn every_queue_has_the_doorbell_that_an_access_finds() {
+        for queue in 0..usize::from(MAX_QUEUES) {
+            assert_eq!(part(doorbell(queue), 2), Part::Doorbell(queue));
         }
     }
 

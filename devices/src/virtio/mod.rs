@@ -19,8 +19,8 @@
 //! | how does another process serve a device? | [`vhost_user`] |
 //! | how fast may requests pass? | [`limit`] |
 //!
-//! A doorbell costs the guest one exit and writes an eventfd; a worker thread takes it from there and reads and writes
-//! guest memory in place. Threads live from `DRIVER_OK` to the reset. Everything in a ring is the guest's word: a chain
+//! A doorbell is an eventfd, which KVM signals without an exit to this process where it can; a worker thread takes it from
+//! there and reads and writes guest memory in place. Threads live from `DRIVER_OK` to the reset. Everything in a ring is the guest's word: a chain
 //! that makes no sense ends with an error or with `DEVICE_NEEDS_RESET`, never with a panic or an endless loop.
 
 pub mod balloon;

@@ -64,3 +64,7 @@ void apic_write(u32 offset, u32 value);
 void apic_start(void);
 /* Waits until the vector's count differs from `before`; false after about a second. */
 bool interrupt_arrives(u32 vector, u32 before);
+
+/* Starts all other processors (processors.c) and waits for `count`, which processor_started() adds to, to become `wanted`;
+ * about two seconds at most. A guest that uses it provides `void processor_started(void)`, which each of them runs. */
+void start_others(const volatile u32 *count, u32 wanted);

@@ -206,10 +206,12 @@ impl Factory {
         let bars = (0u8..).zip(&order.bars);
         let mut bars: BTreeMap<_, _> =
             bars.filter_map(|(bar, spec)| Some((bar, (spec.as_ref()?.size, made.bar_layout(bar))))).collect();
+        let doorbells = bars.keys().map(|bar| (*bar, made.doorbells(*bar))).collect();
         bars.extend(made.bars().spec(ROM).map(|spec| (ROM, (spec.size, made.bar_layout(ROM)))));
         drop(made);
         let hardware = matches!(order.endpoint, spec::Endpoint::Vfio { .. });
-        Ok(Endpoint { name: order.name.to_owned(), function, bus_master, hardware, access: order.access, bars })
+        let name = order.name.to_owned();
+        Ok(Endpoint { name, function, bus_master, hardware, access: order.access, bars, doorbells })
     }
 
     /// What virtio devices use of the host.
