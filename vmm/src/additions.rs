@@ -4,7 +4,7 @@ use api::command::Command;
 use api::config::VmConfig;
 use pci::topology::Name;
 
-use crate::backends::{BackendError, Backends};
+use crate::backends::{Backend, BackendError, Backends};
 use crate::spec::{self, BesideError, Virtio};
 
 /// The configuration with the device that `command` adds; `None` if it adds none.
@@ -25,11 +25,13 @@ pub fn apply(command: &Command, config: &VmConfig) -> Option<VmConfig> {
 /// Whether the device that `command` adds can be beside those of `config`.
 pub fn check(command: &Command, config: &VmConfig) -> Result<(), BesideError> {
     let device = match command {
+        Command::AddDisk { config, .. } => Virtio::Disk((**config).clone()),
         Command::AddNet { config, .. } => Virtio::Net((**config).clone()),
         Command::AddFs { config, .. } => Virtio::Folder((**config).clone()),
         Command::AddVsock { config, .. } => Virtio::Vsock((**config).clone()),
         _ => return Ok(()),
     };
+    spec::beside::reaches(config, &device)?;
     let there = spec::devices(config);
     spec::beside::fits(there.iter().map(|(name, there)| (name, there)), &device)
 }
@@ -44,7 +46,7 @@ pub fn take_taps(command: &mut Command, config: &mut VmConfig, backends: &Backen
         // Which is refused in a moment; the other one keeps its taps.
         return Ok(None);
     }
-    backends.take_taps(&name, net, std::mem::take(taps))?;
+    backends.put(&name, Backend::of_taps(net, std::mem::take(taps))?);
     Ok(Some(name))
 }
 

@@ -10,13 +10,13 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use api::config::{DiskConfig, FsConfig, ImageFormat, MacAddress, NetConfig};
+use api::config::{DiskConfig, DiskSource, ImageFormat, MacAddress, NetConfig, NetSource};
 use api::http::{ListenError, Listening};
 use devices::complaints::chain;
 use devices::virtio::balloon::BalloonControl;
 use devices::virtio::block::{Format, Image, ImageError};
-use devices::virtio::net::tap::{Tap, TapError};
-use devices::virtio::vhost_user::{Connection, ConnectionError, RemoteSpec, Served};
+use devices::virtio::net::tap::{Offloads, Tap, TapError};
+use devices::virtio::vhost_user::{self, RemoteSpec, Served, ServerError};
 use pci::topology::Name;
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
@@ -33,8 +33,8 @@ pub enum Backend {
     Random(File),
     /// Queues of a tap, and the address that the guest has.
     Taps(Vec<Arc<Tap>>, MacAddress),
-    /// A process that serves the device.
-    Server(Arc<Connection>),
+    /// A process that serves the device, and how.
+    Server(Arc<vhost_user::Server>, RemoteSpec),
     /// How large a balloon shall be.
     Balloon(Arc<BalloonControl>),
     /// Nothing that would have to be opened.
@@ -78,12 +78,9 @@ impl Backends {
         Ok(shared)
     }
 
-    /// Takes over the side of a device `name` that is to come: `taps`, queues of a tap that another process opened.
-    pub fn take_taps(&self, name: &Name, net: &NetConfig, taps: Vec<OwnedFd>) -> Result<(), BackendError> {
-        let taps = taps.into_iter().map(|fd| Tap::from_descriptor(fd).map(Arc::new)).collect::<Result<_, _>>()?;
-        let backend = Backend::Taps(taps, address(net)?);
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), backend);
-        Ok(())
+    /// Takes over the side of a device `name` that is to come.
+    pub fn put(&self, name: &Name, side: Backend) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), side);
     }
 
     /// Tells servers of devices that RAM is `memory` from now on, before the guest is told. One that does not follow is done
@@ -91,7 +88,7 @@ impl Backends {
     pub fn memory_grew(&self, memory: &GuestMemoryMmap) {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, backend) in open.iter() {
-            if let Backend::Server(server) = backend
+            if let Backend::Server(server, _) = backend
                 && let Err(error) = server.memory_grew(memory)
             {
                 log::error!("{name}: its server does not take memory that came: {}", chain(&error));
@@ -121,24 +118,47 @@ impl Backends {
 }
 
 impl Backend {
-    fn open(device: &Virtio) -> Result<Self, BackendError> {
+    /// The side of an interface of which another process opened the tap's queues, `taps`.
+    pub fn of_taps(net: &NetConfig, taps: Vec<OwnedFd>) -> Result<Self, BackendError> {
+        let taps = taps.into_iter().map(|fd| Tap::from_descriptor(fd).map(Arc::new)).collect::<Result<_, _>>()?;
+        Ok(Self::Taps(taps, address(net)?))
+    }
+
+    /// Opens what `device` needs. Waits for a server that serves it, for a few seconds at most.
+    pub fn open(device: &Virtio) -> Result<Self, BackendError> {
         match device {
-            Virtio::Disk(disk) => open_disk(disk).map(|image| Self::Image(Arc::new(image))),
+            Virtio::Disk(disk) => match &disk.source {
+                DiskSource::Image(path) => open_disk(disk, path).map(|image| Self::Image(Arc::new(image))),
+                DiskSource::Server(socket) => {
+                    let (queues, queue_size) = (disk.io.queues, disk.io.queue_size);
+                    Self::served(socket, RemoteSpec { served: Served::Disk, queues, queue_size })
+                }
+            },
             Virtio::Vsock(vsock) => Ok(Self::Listening(Arc::new(Listening::at(&vsock.socket)?))),
             Virtio::Rng(rng) => open_random(&rng.source).map(Self::Random),
-            Virtio::Net(net) => {
-                let name = net.tap.as_deref().ok_or(BackendError::NoTap)?;
-                let taps = Tap::open(name, usize::from(net.queues / 2))?;
-                Ok(Self::Taps(taps.into_iter().map(Arc::new).collect(), address(net)?))
-            }
+            Virtio::Net(net) => match &net.source {
+                NetSource::Descriptors => Err(BackendError::NoTap),
+                NetSource::Tap(name) => {
+                    let taps = Tap::open(name, usize::from(net.queues / 2))?;
+                    Ok(Self::Taps(taps.into_iter().map(Arc::new).collect(), address(net)?))
+                }
+                NetSource::Server(socket) => {
+                    let served = Served::Net { mac: address(net)?.0, mtu: net.mtu, offloads: offloads(net) };
+                    Self::served(socket, RemoteSpec { served, queues: net.queues, queue_size: net.queue_size })
+                }
+            },
             Virtio::Folder(folder) => {
-                let connection = Connection::open(&folder.socket, folder_spec(folder).all_queues())?;
-                Ok(Self::Server(Arc::new(connection)))
+                let served = Served::Folder { tag: folder.tag.clone() };
+                Self::served(&folder.socket, RemoteSpec { served, queues: folder.queues, queue_size: folder.queue_size })
             }
             Virtio::Balloon(balloon) => Ok(Self::Balloon(BalloonControl::new(balloon.size.bytes()))),
             // Consoles are opened together: several may share the terminal.
             Virtio::Console(_) => Ok(Self::None),
         }
+    }
+
+    fn served(socket: &Path, spec: RemoteSpec) -> Result<Self, BackendError> {
+        Ok(Self::Server(Arc::new(vhost_user::Server::open(socket, &spec)?), spec))
     }
 
     /// The same side for another holder.
@@ -148,16 +168,17 @@ impl Backend {
             Self::Listening(socket) => Ok(Self::Listening(Arc::clone(socket))),
             Self::Random(file) => file.try_clone().map(Self::Random).map_err(BackendError::Descriptor),
             Self::Taps(taps, mac) => Ok(Self::Taps(taps.clone(), *mac)),
-            Self::Server(connection) => Ok(Self::Server(Arc::clone(connection))),
+            Self::Server(server, spec) => Ok(Self::Server(Arc::clone(server), spec.clone())),
             Self::Balloon(control) => Ok(Self::Balloon(Arc::clone(control))),
             Self::None => Ok(Self::None),
         }
     }
 }
 
-/// What is served of a shared folder.
-pub(crate) fn folder_spec(folder: &FsConfig) -> RemoteSpec {
-    RemoteSpec { served: Served::Folder { tag: folder.tag.clone() }, queues: folder.queues, queue_size: folder.queue_size }
+/// What an interface may leave to the other side.
+pub(crate) fn offloads(net: &NetConfig) -> Offloads {
+    let tcp = net.offload_tcp;
+    Offloads { checksum: net.offload_checksum, tcp4: tcp, tcp6: tcp, ecn: tcp, udp: net.offload_udp }
 }
 
 /// The address of an interface: that of its configuration, or a random one that is locally administered.
@@ -174,22 +195,22 @@ fn address(net: &NetConfig) -> Result<MacAddress, BackendError> {
 
 /// Opens the image of a disk and keeps others from it: writers from all, readers from writers. Never waits, as opening a FIFO
 /// would.
-fn open_disk(disk: &DiskConfig) -> Result<Image, BackendError> {
+fn open_disk(disk: &DiskConfig, image: &Path) -> Result<Image, BackendError> {
     let direct = if disk.io.direct { libc::O_DIRECT } else { 0 };
     let open =
         |path: &Path| OpenOptions::new().read(true).write(!disk.readonly).custom_flags(libc::O_NONBLOCK | direct).open(path);
-    let path = || disk.path.clone();
+    let path = || image.to_owned();
     // A folder cannot be opened for writing, which says less.
-    if fs::metadata(&disk.path).is_ok_and(|metadata| metadata.is_dir()) {
+    if fs::metadata(image).is_ok_and(|metadata| metadata.is_dir()) {
         return Err(BackendError::Image { path: path(), source: ImageError::Kind });
     }
-    let file = open(&disk.path).map_err(|source| BackendError::Disk { path: path(), readonly: disk.readonly, source })?;
+    let file = open(image).map_err(|source| BackendError::Disk { path: path(), readonly: disk.readonly, source })?;
     let locked = if disk.readonly { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Err(BackendError::Busy { path: path(), readonly: disk.readonly }),
         // A file system without locks.
-        Err(TryLockError::Error(error)) => log::debug!("{}: not locked: {error}", disk.path.display()),
+        Err(TryLockError::Error(error)) => log::debug!("{}: not locked: {error}", image.display()),
     }
     let format = match disk.io.format {
         ImageFormat::Raw => Format::Raw,
@@ -292,7 +313,7 @@ pub enum BackendError {
     NoTap,
     /// A server.
     #[error(transparent)]
-    Server(#[from] ConnectionError),
+    Server(#[from] ServerError),
     /// No random address.
     #[error("cannot make up a hardware address: give one")]
     Address(#[source] io::Error),
@@ -313,7 +334,8 @@ mod tests {
 
     fn open(text: &str) -> Result<Image, String> {
         let disk: DiskConfig = text.parse().unwrap();
-        open_disk(&disk).map_err(|error| chain(&error))
+        let DiskSource::Image(image) = &disk.source else { panic!("{text} is no image") };
+        open_disk(&disk, image).map_err(|error| chain(&error))
     }
 
     #[test]

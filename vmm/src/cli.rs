@@ -309,6 +309,9 @@ struct RunArguments {
     ///   direct=on|off        past the host's page cache [default: off]
     ///   queues=N             request queues, 1 to 64 [default: 1]
     ///   queue-size=N         entries of each, a power of two [default: 256]
+    ///   vhost-user=SOCKET    in place of path: a process that serves the disk
+    ///                        listens there; beside it id and queues. It maps
+    ///                        the guest's memory: --memory shared=on
     #[arg(long = "disk", value_name = "FILE[,KEY=VALUE...]", value_parser = keyed::<DiskConfig>, help_heading = MACHINE)]
     #[arg(verbatim_doc_comment)]
     disks: Vec<DiskConfig>,

@@ -7,7 +7,6 @@
 pub(crate) mod newcomer;
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use api::config::{DeviceConfig, DeviceKind, VmConfig};
@@ -19,7 +18,7 @@ use pci::slot::SlotEvent;
 use pci::topology::{EndpointSpec, Name, Removal, TopologyError};
 use thiserror::Error;
 
-use crate::backends::BackendError;
+use crate::backends::{Backend, BackendError};
 use crate::cdi::CdiError;
 use crate::changes::{Added, AddedFunction, Changes};
 use crate::effects::BarAccess;
@@ -121,14 +120,14 @@ impl HotPlug {
         self.put(machine, functions, device.first().and_then(|(first, _)| first.on.as_deref()))
     }
 
-    /// Adds a virtio device, which is called `id`. Queues of a tap come with an interface; one whose address is there already
-    /// is the one that is there.
+    /// Adds a virtio device, which is called `id`. Its side of the host may be open already; an interface whose address is
+    /// there is the one that is there.
     pub fn add_virtio(
         &mut self,
         machine: &mut Machine,
         device: Virtio,
         id: Option<&str>,
-        taps: Vec<OwnedFd>,
+        side: Option<Backend>,
     ) -> Result<Name, HotPlugError> {
         let mac = |device: &Virtio| if let Virtio::Net(net) = device { net.mac } else { None };
         let same =
@@ -138,8 +137,8 @@ impl HotPlug {
         }
         spec::beside::fits(self.virtio(), &device)?;
         let name = self.free_name(machine, id, listing::class(&device).to_string().as_str(), &[])?;
-        if let (Virtio::Net(net), false) = (&device, taps.is_empty()) {
-            machine.parts().1.backends().take_taps(&name, net, taps).map_err(HotPlugError::Backend)?;
+        if let Some(side) = side {
+            machine.parts().1.backends().put(&name, side);
         }
         let spec = device.endpoint();
         let function = AddedFunction {

@@ -5,6 +5,7 @@
 
 pub mod additions;
 pub mod address_space;
+pub mod arrivals;
 pub mod backends;
 pub mod boot;
 pub mod budget;

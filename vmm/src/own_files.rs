@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use api::config::{OutputConfig, Payload, VmConfig};
+use api::config::{DiskSource, OutputConfig, Payload, VmConfig};
 use thiserror::Error;
 
 /// Whether all output of `config`, and a log at `log`, can be written without harm to other files of the machine. Opens nothing.
@@ -48,7 +48,10 @@ fn inputs(config: &VmConfig) -> Vec<(&'static str, &Path)> {
         Some(Payload::Firmware(path)) => vec![Some(("firmware", path.as_path()))],
         None => Vec::new(),
     };
-    let disks = config.disks.iter().map(|disk| ("disk", disk.path.as_path()));
+    let disks = config.disks.iter().filter_map(|disk| match &disk.source {
+        DiskSource::Image(path) => Some(("disk", path.as_path())),
+        DiskSource::Server(_) => None,
+    });
     payload.into_iter().flatten().chain(disks).collect()
 }
 

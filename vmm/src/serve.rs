@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
 use crate::additions;
+use crate::arrivals::Arrivals;
 use crate::cli::RunOptions;
 use crate::driver::End;
 use crate::listing;
@@ -171,12 +172,14 @@ impl State<'_> {
         let by_command = starter.is_some();
         let ground = vm.take_ground();
         let Waiting { config, blueprint, backends, .. } = vm;
+        let arrivals = Arrivals::new().map_err(ServeError::Channel)?;
         let mut service = Service {
             inbox: self.inbox,
             published: self.published,
             policy: self.policy.as_ref().ok(),
             log: self.options.log.file.as_deref(),
             starter,
+            arrivals,
             enders: Vec::new(),
             after: After::Nothing,
         };

@@ -1,7 +1,7 @@
 //! Answers commands while a machine runs, and follows devices that come and go.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Instant;
 
@@ -14,15 +14,17 @@ use api::info::{Phase, Published, VmInfo};
 use pci::topology::Name;
 
 use crate::additions;
+use crate::arrivals::{Arrival, Arrivals};
+use crate::backends::Backend;
 use crate::changes::Changes;
 use crate::driver::{Attendant, End};
-use crate::hotplug::HotPlug;
+use crate::hotplug::{HotPlug, HotPlugError};
 use crate::inject;
 use crate::listing;
 use crate::machine::{Design, Machine};
 use crate::own_files;
 use crate::resize::Resizer;
-use crate::spec::Virtio;
+use crate::spec::{self, Virtio};
 
 /// What shall follow the end of a guest that a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -50,6 +52,8 @@ pub struct Service<'a> {
     pub log: Option<&'a Path>,
     /// Who asked for the start or the reset, until it has happened.
     pub starter: Option<Reply<()>>,
+    /// Devices whose servers are being met.
+    pub arrivals: Arrivals,
     /// Who asked for the end; answered when the machine is gone.
     pub enders: Vec<Reply<()>>,
     /// What shall follow.
@@ -182,21 +186,15 @@ impl<'a, 's> Session<'a, 's> {
                     reply.send(Err(ApiError::from_error(ErrorKind::BadRequest, &error)));
                     return None;
                 }
-                let id = config.id.clone();
-                self.add_virtio(Virtio::Disk(*config), id, Vec::new(), reply);
+                self.add_virtio(Virtio::Disk(*config), reply);
             }
-            Command::AddNet { config, taps, reply } => {
-                let id = config.id.clone();
-                self.add_virtio(Virtio::Net(*config), id, taps, reply);
-            }
-            Command::AddFs { config, reply } => {
-                let id = config.id.clone();
-                self.add_virtio(Virtio::Folder(*config), id, Vec::new(), reply);
-            }
-            Command::AddVsock { config, reply } => {
-                let id = config.id.clone();
-                self.add_virtio(Virtio::Vsock(*config), id, Vec::new(), reply);
-            }
+            Command::AddNet { config, taps, reply } if !taps.is_empty() => match Backend::of_taps(&config, taps) {
+                Ok(side) => self.put_virtio(Virtio::Net(*config), Some(side), reply),
+                Err(error) => reply.send(Err(HotPlugError::Backend(error).for_client())),
+            },
+            Command::AddNet { config, reply, .. } => self.add_virtio(Virtio::Net(*config), reply),
+            Command::AddFs { config, reply } => self.add_virtio(Virtio::Folder(*config), reply),
+            Command::AddVsock { config, reply } => self.add_virtio(Virtio::Vsock(*config), reply),
             Command::RemoveDevice { id, reply } => {
                 reply.send(self.hotplug.remove(self.machine, &id, Instant::now()).map_err(|error| error.for_client()));
                 self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
@@ -212,8 +210,20 @@ impl<'a, 's> Session<'a, 's> {
         None
     }
 
-    fn add_virtio(&mut self, device: Virtio, id: Option<String>, taps: Vec<OwnedFd>, reply: Reply<Added>) {
-        let added = self.hotplug.add_virtio(self.machine, device.clone(), id.as_deref(), taps);
+    /// Adds a device, once its server has answered if it has one.
+    fn add_virtio(&mut self, device: Virtio, reply: Reply<Added>) {
+        if device.server().is_none() {
+            return self.put_virtio(device, None, reply);
+        }
+        match spec::beside::reaches(self.config, &device) {
+            Ok(()) => self.service.arrivals.meet(device, reply),
+            Err(error) => reply.send(Err(ApiError::from_error(ErrorKind::BadRequest, &error))),
+        }
+    }
+
+    fn put_virtio(&mut self, device: Virtio, side: Option<Backend>, reply: Reply<Added>) {
+        let id = device.id().map(str::to_owned);
+        let added = self.hotplug.add_virtio(self.machine, device.clone(), id.as_deref(), side);
         if let Ok(name) = &added {
             self.service.published.update(|info| additions::note(&mut info.config, device, name));
         }
@@ -268,6 +278,7 @@ impl Attendant for Session<'_, '_> {
             self.machine.slot_events().as_raw_fd(),
             self.machine.ejected().as_raw_fd(),
             self.resizer.as_raw_fd(),
+            self.service.arrivals.as_raw_fd(),
         ]
     }
 
@@ -283,6 +294,12 @@ impl Attendant for Session<'_, '_> {
         }
         for failure in self.hotplug.take_failures() {
             self.service.published.events().tell(failure);
+        }
+        while let Some(Arrival { device, side, reply }) = self.service.arrivals.arrived() {
+            match side {
+                Ok(side) => self.put_virtio(device, Some(side), reply),
+                Err(error) => reply.send(Err(HotPlugError::Backend(error).for_client())),
+            }
         }
         while let Some(command) = self.service.inbox.next() {
             if let Some(end) = self.obey(command) {

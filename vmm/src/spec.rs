@@ -106,9 +106,6 @@ pub fn names(config: &VmConfig) -> Vec<(String, &DeviceConfig)> {
 
 /// Makes the specification.
 pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
-    if !config.filesystems.is_empty() && !config.memory.shared {
-        return Err(SpecError::PrivateMemory);
-    }
     beside::check(config)?;
     let mut spec = Spec::default();
     let file = config.topology.as_ref();
@@ -531,9 +528,6 @@ pub enum SpecError {
         /// The name.
         name: String,
     },
-    /// Memory that a device's server could not map.
-    #[error("a shared folder needs memory that its server can map: give --memory shared=on (`shared` in the API)")]
-    PrivateMemory,
     /// A clique that the device cannot show.
     #[error("device {name}")]
     Clique {

@@ -1,4 +1,4 @@
-//! Which file is a disk.
+//! Which file is a disk, or which process serves one.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,12 +10,12 @@ use thiserror::Error;
 use super::flags::{Flag, FlagError, Pairs, choice};
 use super::rate_limit::RateLimit;
 
-/// `--disk`: an image or block device, shown as a virtio-blk device on the root bus.
+/// `--disk`: an image, a block device, or a disk that a vhost-user process serves, shown as a virtio-blk device on the root bus.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Fields")]
 pub struct DiskConfig {
-    /// The image.
-    pub path: PathBuf,
+    /// Where its contents are.
+    pub source: DiskSource,
     /// Name of the device in trees and messages; by default `disk0`, `disk1`, ...
     pub id: Option<String>,
     /// Opened read-only, and shown so.
@@ -24,6 +24,16 @@ pub struct DiskConfig {
     pub serial: Option<String>,
     /// How it is read and written. Rate limits are not on the command line.
     pub io: DiskIo,
+}
+
+/// Where a disk's contents are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DiskSource {
+    /// In an image or block device that this process reads and writes.
+    Image(PathBuf),
+    /// With another process, which listens at this socket. It decides what the disk is and whether it can be written: of the
+    /// other keys only those for the name and the queues are for such a disk.
+    Server(PathBuf),
 }
 
 /// How a disk's image is read and written.
@@ -64,7 +74,8 @@ pub enum ImageFormat {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Fields {
-    path: PathBuf,
+    path: Option<PathBuf>,
+    vhost_user: Option<PathBuf>,
     id: Option<String>,
     #[serde(default)]
     readonly: bool,
@@ -85,7 +96,13 @@ impl TryFrom<Fields> for DiskConfig {
     type Error = DiskError;
 
     fn try_from(fields: Fields) -> Result<Self, DiskError> {
-        let Fields { path, id, readonly, serial, format, direct, queues, queue_size } = fields;
+        let Fields { path, vhost_user, id, readonly, serial, format, direct, queues, queue_size } = fields;
+        let source = match (path, vhost_user) {
+            (Some(path), None) => DiskSource::Image(path),
+            (None, Some(socket)) => DiskSource::Server(socket),
+            (None, None) => return Err(DiskError::Nowhere),
+            (Some(_), Some(_)) => return Err(DiskError::Twice),
+        };
         let standard = DiskIo::default();
         let io = DiskIo {
             format: match format {
@@ -97,7 +114,7 @@ impl TryFrom<Fields> for DiskConfig {
             queue_size: queue_size.unwrap_or(standard.queue_size),
             rate_limit: standard.rate_limit,
         };
-        let disk = Self { path, id, readonly, serial, io };
+        let disk = Self { source, id, readonly, serial, io };
         disk.check().map(|()| disk)
     }
 }
@@ -105,6 +122,18 @@ impl TryFrom<Fields> for DiskConfig {
 impl DiskConfig {
     /// Whether the device can show what is asked for.
     pub(crate) fn check(&self) -> Result<(), DiskError> {
+        if matches!(self.source, DiskSource::Server(_)) {
+            let DiskIo { queues, queue_size, .. } = self.io;
+            let plain = DiskIo { queues, queue_size, ..DiskIo::default() };
+            let own = [
+                ("readonly", self.readonly),
+                ("serial", self.serial.is_some()),
+                ("format, direct or a rate limit", self.io != plain),
+            ];
+            if let Some((key, _)) = own.into_iter().find(|(_, given)| *given) {
+                return Err(DiskError::Served { key });
+            }
+        }
         match &self.serial {
             Some(serial) if serial.is_empty() || serial.len() > 20 || !serial.bytes().all(|byte| byte.is_ascii_graphic()) => {
                 Err(DiskError::Serial { serial: serial.clone() })
@@ -129,7 +158,10 @@ impl FromStr for DiskConfig {
 impl fmt::Display for DiskConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut pairs = Pairs::new(f);
-        pairs.pair("path", &self.path.display())?;
+        match &self.source {
+            DiskSource::Image(path) => pairs.pair("path", &path.display())?,
+            DiskSource::Server(socket) => pairs.pair("vhost-user", &socket.display())?,
+        }
         pairs.optional("id", self.id.as_ref().map(|id| id as _))?;
         pairs.switch("readonly", self.readonly, false)?;
         pairs.optional("serial", self.serial.as_ref().map(|serial| serial as _))?;
@@ -151,6 +183,18 @@ impl fmt::Display for DiskConfig {
 /// Keys of `--disk` that cannot be.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum DiskError {
+    /// No contents.
+    #[error("key `path` is missing; add `path=...`, or `vhost-user=...` for a disk that another process serves")]
+    Nowhere,
+    /// Two places.
+    #[error("`path` and `vhost-user` are two disks; keep one")]
+    Twice,
+    /// What is for images.
+    #[error("{key}: the process at `vhost-user` decides that; leave it out")]
+    Served {
+        /// Which keys.
+        key: &'static str,
+    },
     /// No number of queues.
     #[error("{queues} queues are not possible; give 1 to 64")]
     Queues {
@@ -180,7 +224,13 @@ mod tests {
         let config: DiskConfig = "/images/root.raw".parse().unwrap();
         assert_eq!(
             config,
-            DiskConfig { path: "/images/root.raw".into(), id: None, readonly: false, serial: None, io: DiskIo::default() }
+            DiskConfig {
+                source: DiskSource::Image("/images/root.raw".into()),
+                id: None,
+                readonly: false,
+                serial: None,
+                io: DiskIo::default()
+            }
         );
     }
 
@@ -191,6 +241,7 @@ mod tests {
             "path=\"a,b.img\",readonly=on,id=root,serial=BNYN-1",
             "path=\"a\"\"b,\"",
             "d.qcow2,format=qcow2,direct=on,queues=4,queue-size=64",
+            "vhost-user=/run/blk.sock,id=root,queues=4,queue-size=64",
         ] {
             let config: DiskConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");
@@ -203,6 +254,20 @@ mod tests {
             let error = format!("a.img,serial={serial}").parse::<DiskConfig>().unwrap_err().to_string();
             assert!(error.contains("1 to 20 printable"), "{error}");
         }
-        assert_eq!("readonly=on".parse::<DiskConfig>().unwrap_err().to_string(), "--disk: key `path` is missing; add `path=...`");
+    }
+
+    #[test]
+    fn a_disk_is_an_image_or_served_by_another_process_which_knows_the_rest() {
+        for (text, expected) in [
+            ("readonly=on", "--disk: key `path` is missing; add `path=...`, or `vhost-user=...`"),
+            ("a.img,vhost-user=/s", "two disks"),
+            ("vhost-user=/s,readonly=on", "readonly: the process at `vhost-user` decides"),
+            ("vhost-user=/s,serial=x", "serial: the process"),
+            ("vhost-user=/s,direct=on", "format, direct"),
+            ("vhost-user=/s,queues=0", "1 to 64"),
+        ] {
+            let error = text.parse::<DiskConfig>().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

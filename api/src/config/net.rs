@@ -1,6 +1,7 @@
-//! Which tap is a network interface.
+//! Which tap is a network interface, or which process serves one.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::Deserialize;
@@ -9,7 +10,7 @@ use thiserror::Error;
 use super::flags::{Flag, FlagError, Pairs};
 use super::rate_limit::RateLimit;
 
-/// `--net`: a virtio-net device on the root bus. Its queues come by the name of a tap, or, with the HTTP API, as descriptors.
+/// `--net`: a virtio-net device on the root bus.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Fields")]
 pub struct NetConfig {
@@ -17,8 +18,8 @@ pub struct NetConfig {
     pub id: Option<String>,
     /// The guest's address; by default one that is made up.
     pub mac: Option<MacAddress>,
-    /// A tap of the host, opened by its name.
-    pub tap: Option<String>,
+    /// Where its packets come from and go to.
+    pub source: NetSource,
     /// Queues, receive and transmit counted each: an even number, at least 2.
     pub queues: u16,
     /// Entries of a queue, a power of two.
@@ -41,7 +42,7 @@ impl Default for NetConfig {
         Self {
             id: None,
             mac: None,
-            tap: None,
+            source: NetSource::Descriptors,
             queues: 2,
             queue_size: 256,
             mtu: None,
@@ -51,6 +52,17 @@ impl Default for NetConfig {
             rate_limit: RateLimit::default(),
         }
     }
+}
+
+/// Where packets come from and go to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NetSource {
+    /// A tap that somebody else opened, whose descriptors come with the request (HTTP API).
+    Descriptors,
+    /// A tap of the host, opened by its name.
+    Tap(String),
+    /// Another process, which listens at this socket and serves the queues over vhost-user.
+    Server(PathBuf),
 }
 
 /// Six bytes, written `02:00:00:00:00:01`.
@@ -82,7 +94,8 @@ impl FromStr for MacAddress {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Fields {
-    tap: String,
+    tap: Option<String>,
+    vhost_user: Option<PathBuf>,
     id: Option<String>,
     mac: Option<String>,
     queues: Option<u16>,
@@ -96,12 +109,18 @@ impl TryFrom<Fields> for NetConfig {
 
     fn try_from(fields: Fields) -> Result<Self, NetError> {
         let standard = Self::default();
+        let source = match (fields.tap, fields.vhost_user) {
+            (Some(tap), None) => NetSource::Tap(tap),
+            (None, Some(socket)) => NetSource::Server(socket),
+            (None, None) => return Err(NetError::Nowhere),
+            (Some(_), Some(_)) => return Err(NetError::Twice),
+        };
         let mac = fields.mac.map(|mac| mac.parse()).transpose()?;
         let offload = fields.offload.unwrap_or(true);
         let net = Self {
             id: fields.id,
             mac,
-            tap: Some(fields.tap),
+            source,
             queues: fields.queues.unwrap_or(standard.queues),
             queue_size: fields.queue_size.unwrap_or(standard.queue_size),
             mtu: fields.mtu,
@@ -126,6 +145,9 @@ impl NetConfig {
             return Err(NetError::QueueSize { queue_size });
         }
         // As small as IPv4 allows (RFC 791).
+        if matches!(self.source, NetSource::Server(_)) && self.rate_limit != RateLimit::default() {
+            return Err(NetError::Served);
+        }
         if let Some(mtu @ ..68) = self.mtu {
             return Err(NetError::Mtu { mtu });
         }
@@ -150,7 +172,11 @@ impl fmt::Display for NetConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let standard = Self::default();
         let mut pairs = Pairs::new(f);
-        pairs.optional("tap", self.tap.as_ref().map(|tap| tap as _))?;
+        match &self.source {
+            NetSource::Descriptors => {}
+            NetSource::Tap(tap) => pairs.pair("tap", tap)?,
+            NetSource::Server(socket) => pairs.pair("vhost-user", &socket.display())?,
+        }
         pairs.optional("id", self.id.as_ref().map(|id| id as _))?;
         pairs.optional("mac", self.mac.as_ref().map(|mac| mac as _))?;
         if self.queues != standard.queues {
@@ -167,6 +193,15 @@ impl fmt::Display for NetConfig {
 /// Keys of `--net` that cannot be.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum NetError {
+    /// No packets.
+    #[error("key `tap` is missing; add `tap=...`, or `vhost-user=...` for an interface that another process serves")]
+    Nowhere,
+    /// Two places.
+    #[error("`tap` and `vhost-user` are two interfaces; keep one")]
+    Twice,
+    /// What is for taps.
+    #[error("the process that serves the interface decides how much may pass; leave the rate limit out")]
+    Served,
     /// No address.
     #[error(transparent)]
     Mac(#[from] MacError),
@@ -229,7 +264,11 @@ mod tests {
 
     #[test]
     fn what_is_printed_reads_back() {
-        for text in ["tap0", "tap=t1,id=eth,mac=02:00:00:00:00:01,queues=8,queue-size=512,mtu=9000,offload=off"] {
+        for text in [
+            "tap0",
+            "tap=t1,id=eth,mac=02:00:00:00:00:01,queues=8,queue-size=512,mtu=9000,offload=off",
+            "vhost-user=/run/net.sock,mac=02:00:00:00:00:01,queues=4",
+        ] {
             let config: NetConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");
         }
@@ -248,6 +287,7 @@ mod tests {
             ("tap0,mac=00:00:00:00:00:00", "nobody's address"),
             ("tap0,mac=zz", "six bytes"),
             ("mac=02:00:00:00:00:01", "`tap` is missing"),
+            ("tap0,vhost-user=/s", "two interfaces"),
         ];
         for (text, expected) in cases {
             let error = text.parse::<NetConfig>().unwrap_err();

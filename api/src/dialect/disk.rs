@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::json::{Notes, bad, read, refused};
 use super::small::{missing, no_iommu};
-use crate::config::{DiskConfig, DiskIo, ImageFormat, RateLimit, TokenBucket};
+use crate::config::{DiskConfig, DiskIo, DiskSource, ImageFormat, RateLimit, TokenBucket};
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
@@ -23,7 +23,7 @@ pub(super) struct DiskBody {
     rate_limiter_config: Option<RateLimiter>,
     iommu: Option<bool>,
     vhost_user: Option<bool>,
-    vhost_socket: Option<String>,
+    vhost_socket: Option<PathBuf>,
     banyan: Option<String>,
     // Known; how a disk is served does not depend on them.
     #[serde(rename = "pci_segment")]
@@ -75,16 +75,18 @@ impl From<RateLimiter> for RateLimit {
 impl DiskBody {
     pub(super) fn config(self, what: &str) -> Result<DiskConfig, ApiError> {
         no_iommu(what, "iommu", self.iommu)?;
-        if self.vhost_user == Some(true) || self.vhost_socket.is_some() {
-            return Err(refused(what, "vhost_user", "disks served by another process are not supported; give `path`"));
-        }
         if let Some(flags) = self.banyan {
-            if self.path.is_some() || self.id.is_some() {
-                return Err(refused(what, "banyan", "it describes the whole disk; leave out `path` and `id`"));
+            if self.path.is_some() || self.vhost_socket.is_some() || self.id.is_some() {
+                return Err(refused(what, "banyan", "it describes the whole disk; leave out `path`, `vhost_socket` and `id`"));
             }
             return flags.parse().map_err(|error: crate::config::flags::FlagError| bad(what, &error.to_string()));
         }
-        let path = self.path.filter(|path| !path.as_os_str().is_empty()).ok_or_else(|| missing(what, "path"))?;
+        let path = self.path.filter(|path| !path.as_os_str().is_empty());
+        let source = match server(what, self.vhost_user, self.vhost_socket)? {
+            Some(_) if path.is_some() => return Err(refused(what, "vhost_socket", "it and `path` are two disks; keep one")),
+            Some(socket) => DiskSource::Server(socket),
+            None => DiskSource::Image(path.ok_or_else(|| missing(what, "path"))?),
+        };
         let io = DiskIo {
             format: match self.image_type.unwrap_or(ImageType::Raw) {
                 // A format is never looked for in what a guest could have written.
@@ -102,9 +104,19 @@ impl DiskBody {
             return Err(refused(what, "num_queues", "0 queues carry nothing; give 1 or more"));
         }
         queue_size(what, io.queue_size)?;
-        let disk = DiskConfig { path, id: self.id, readonly: self.readonly.unwrap_or_default(), serial: self.serial, io };
+        let disk = DiskConfig { source, id: self.id, readonly: self.readonly.unwrap_or_default(), serial: self.serial, io };
         disk.check().map_err(|error| bad(what, &error.to_string()))?;
         Ok(disk)
+    }
+}
+
+/// The socket of the process that serves a device, if one does.
+pub(super) fn server(what: &str, served: Option<bool>, socket: Option<PathBuf>) -> Result<Option<PathBuf>, ApiError> {
+    match (served.unwrap_or_default(), socket.filter(|socket| !socket.as_os_str().is_empty())) {
+        (true, Some(socket)) => Ok(Some(socket)),
+        (true, None) => Err(missing(what, "vhost_socket")),
+        (false, Some(_)) => Err(refused(what, "vhost_socket", "it is for devices with `vhost_user` true")),
+        (false, None) => Ok(None),
     }
 }
 
@@ -131,12 +143,11 @@ pub fn disk_body(disk: &DiskConfig) -> Value {
 /// A disk in vm.info.
 pub(super) fn write(disk: &DiskConfig) -> Value {
     let mut value = json!({
-        "path": disk.path.to_string_lossy(),
         "readonly": disk.readonly,
         "direct": disk.io.direct,
         "num_queues": disk.io.queues,
         "queue_size": disk.io.queue_size,
-        "vhost_user": false,
+        "vhost_user": matches!(disk.source, DiskSource::Server(_)),
         "image_type": match disk.io.format {
             ImageFormat::Raw => "Raw",
             ImageFormat::Qcow2 => "Qcow2",
@@ -146,6 +157,11 @@ pub(super) fn write(disk: &DiskConfig) -> Value {
         "pci_segment": 0,
     });
     if let Some(map) = value.as_object_mut() {
+        let (key, path) = match &disk.source {
+            DiskSource::Image(path) => ("path", path),
+            DiskSource::Server(socket) => ("vhost_socket", socket),
+        };
+        put(map, key, Some(path.to_string_lossy()));
         put(map, "id", disk.id.as_deref());
         put(map, "serial", disk.serial.as_deref());
         put(map, "rate_limiter_config", rate_limit(&disk.io.rate_limit));

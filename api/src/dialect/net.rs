@@ -1,12 +1,14 @@
 //! Reads a network interface of the dialect and writes one.
 
+use std::path::PathBuf;
+
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::disk::{RateLimiter, put, rate_limit};
+use super::disk::{RateLimiter, put, rate_limit, server};
 use super::json::{Notes, bad, read, refused};
 use super::small::no_iommu;
-use crate::config::{MacError, NetConfig, NetError, RateLimit};
+use crate::config::{MacError, NetConfig, NetError, NetSource, RateLimit};
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
@@ -23,7 +25,8 @@ pub(super) struct NetBody {
     rate_limiter_config: Option<RateLimiter>,
     iommu: Option<bool>,
     vhost_user: Option<bool>,
-    vhost_socket: Option<String>,
+    vhost_socket: Option<PathBuf>,
+    vhost_mode: Option<VhostMode>,
     // Known and without meaning here: a tap that is passed has its address, and numbers of another process's descriptors
     // say nothing.
     #[serde(rename = "ip")]
@@ -34,25 +37,39 @@ pub(super) struct NetBody {
     _host_mac: Option<String>,
     #[serde(rename = "fds")]
     _fds: Option<Vec<i64>>,
-    #[serde(rename = "vhost_mode")]
-    _vhost_mode: Option<String>,
     #[serde(rename = "pci_segment")]
     _pci_segment: Option<u16>,
+}
+
+/// Who of the two listens at the socket.
+#[derive(Deserialize, PartialEq, Eq)]
+enum VhostMode {
+    /// The process that serves.
+    Client,
+    /// This one.
+    Server,
 }
 
 impl NetBody {
     pub(super) fn config(self, what: &str) -> Result<NetConfig, ApiError> {
         no_iommu(what, "iommu", self.iommu)?;
-        if self.vhost_user == Some(true) || self.vhost_socket.is_some() {
-            return Err(refused(what, "vhost_user", "interfaces served by another process are not supported; pass a tap"));
-        }
+        let source = match (server(what, self.vhost_user, self.vhost_socket)?, self.tap) {
+            (Some(_), Some(_)) => return Err(refused(what, "vhost_socket", "it and `tap` are two interfaces; keep one")),
+            (Some(_), None) if self.vhost_mode == Some(VhostMode::Server) => {
+                let why = "this side connects: have the process that serves the interface listen, and give \"Client\"";
+                return Err(refused(what, "vhost_mode", why));
+            }
+            (Some(socket), None) => NetSource::Server(socket),
+            (None, Some(tap)) => NetSource::Tap(tap),
+            (None, None) => NetSource::Descriptors,
+        };
         let mac = self.mac.map(|mac| mac.parse()).transpose();
         let mac = mac.map_err(|error: MacError| refused(what, "mac", &error.to_string()))?;
         let standard = NetConfig::default();
         let net = NetConfig {
             id: self.id,
             mac,
-            tap: self.tap,
+            source,
             queues: self.num_queues.unwrap_or(standard.queues),
             queue_size: self.queue_size.unwrap_or(standard.queue_size),
             mtu: self.mtu,
@@ -67,6 +84,8 @@ impl NetBody {
                 NetError::QueueSize { .. } => "queue_size",
                 NetError::Mtu { .. } => "mtu",
                 NetError::Mac(_) | NetError::Group { .. } | NetError::Nobody => "mac",
+                NetError::Served => "rate_limiter_config",
+                NetError::Nowhere | NetError::Twice => "tap",
             };
             refused(what, key, &error.to_string())
         })?;
@@ -79,10 +98,15 @@ pub fn add_net(body: &[u8], descriptors: usize, notes: &Notes) -> Result<NetConf
     const WHAT: &str = "vm.add-net";
     let net = read::<NetBody>(WHAT, body, notes)?.config(WHAT)?;
     let pairs = usize::from(net.queues / 2);
-    match (&net.tap, descriptors) {
-        (Some(tap), 1..) => Err(refused(WHAT, "tap", &format!("{descriptors} descriptors came beside the name {tap}; keep one"))),
-        (None, 0) => Err(bad(WHAT, "no descriptor of a tap came with the request, and no `tap` is named")),
-        (None, _) if descriptors != pairs => {
+    match (&net.source, descriptors) {
+        (NetSource::Tap(tap), 1..) => {
+            Err(refused(WHAT, "tap", &format!("{descriptors} descriptors came beside the name {tap}; keep one")))
+        }
+        (NetSource::Server(_), 1..) => {
+            Err(refused(WHAT, "vhost_socket", &format!("{descriptors} descriptors came beside a socket; keep one")))
+        }
+        (NetSource::Descriptors, 0) => Err(bad(WHAT, "no descriptor of a tap came with the request, and no `tap` is named")),
+        (NetSource::Descriptors, _) if descriptors != pairs => {
             let why = format!("{} queues are {pairs} pairs, but {descriptors} descriptors came", net.queues);
             Err(refused(WHAT, "num_queues", &why))
         }
@@ -109,7 +133,7 @@ pub(super) fn write(net: &NetConfig) -> Value {
         "mac": net.mac.map_or_else(|| "00:00:00:00:00:00".to_owned(), |mac| mac.to_string()),
         "num_queues": net.queues,
         "queue_size": net.queue_size,
-        "vhost_user": false,
+        "vhost_user": matches!(net.source, NetSource::Server(_)),
         "offload_csum": net.offload_checksum,
         "offload_tso": net.offload_tcp,
         "offload_ufo": net.offload_udp,
@@ -117,7 +141,14 @@ pub(super) fn write(net: &NetConfig) -> Value {
     });
     if let Some(map) = value.as_object_mut() {
         put(map, "id", net.id.as_deref());
-        put(map, "tap", net.tap.as_deref());
+        match &net.source {
+            NetSource::Descriptors => {}
+            NetSource::Tap(tap) => put(map, "tap", Some(tap.as_str())),
+            NetSource::Server(socket) => {
+                put(map, "vhost_socket", Some(socket.to_string_lossy()));
+                put(map, "vhost_mode", Some("Client"));
+            }
+        }
         put(map, "mtu", net.mtu);
         put(map, "rate_limiter_config", rate_limit(&net.rate_limit));
     }

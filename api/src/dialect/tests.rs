@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{
-    BalloonConfig, CpuConfig, CpuTopology, DiskIo, FsConfig, HugePageSize, ImageFormat, MacAddress, NetConfig, OutputConfig,
-    Payload, PcieConfig, RateLimit, Size, TokenBucket, TopologyPolicy, VmConfig, VsockConfig,
+    BalloonConfig, CpuConfig, CpuTopology, DiskIo, FsConfig, HugePageSize, ImageFormat, MacAddress, NetConfig, NetSource,
+    OutputConfig, Payload, PcieConfig, RateLimit, Size, TokenBucket, TopologyPolicy, VmConfig, VsockConfig,
 };
 use crate::error::{ApiError, ErrorKind};
 use crate::info::{DeviceClass, DeviceInfo, PciAddress, Phase, Progress, Step, VmInfo};
@@ -81,7 +81,7 @@ fn every_section_reaches_the_configuration() {
     let disk = &config.disks[0];
     assert_eq!((disk.id.as_deref(), disk.readonly, disk.serial.as_deref(), disk.io), (Some("root"), true, Some("S1"), io));
     let net = NetConfig {
-        tap: Some("tap0".into()),
+        source: NetSource::Tap("tap0".into()),
         mac: Some(MacAddress([2, 0, 0, 0, 0, 1])),
         queues: 4,
         mtu: Some(9000),
@@ -188,11 +188,14 @@ fn what_a_guest_would_miss_is_refused_with_its_key() {
         (json!({"vsock": {"cid": 2, "socket": "/s"}}), "`cid`: 2 is no guest's"),
         (json!({"vsock": {"cid": 4_294_967_295_u64, "socket": "/s"}}), "no guest's"),
         (disk(json!({"iommu": true})), "`iommu`"),
-        (disk(json!({"vhost_user": true})), "`vhost_user`"),
+        (disk(json!({"vhost_user": true})), "`vhost_socket` is missing"),
+        (disk(json!({"vhost_user": true, "vhost_socket": "/s"})), "two disks"),
+        (disk(json!({"vhost_socket": "/s"})), "for devices with `vhost_user` true"),
+        (json!({"disks": [{"vhost_user": true, "vhost_socket": "/s", "readonly": true}]}), "readonly: the process"),
         (disk(json!({"num_queues": 0})), "`num_queues`"),
         (disk(json!({"queue_size": 100})), "100 is no power of two"),
         (disk(json!({"serial": "with blank"})), "1 to 20 printable"),
-        (disk(json!({"banyan": "b.img"})), "leave out `path` and `id`"),
+        (disk(json!({"banyan": "b.img"})), "leave out `path`, `vhost_socket` and `id`"),
         (json!({"disks": [{"banyan": "readonly=on"}]}), "key `path` is missing"),
         (json!({"disks": [{}]}), "`path` is missing"),
         (json!({"disks": [{"path": ""}]}), "`path` is missing"),
@@ -236,12 +239,19 @@ fn interfaces_and_descriptors_match() {
     let add = |body: Value, descriptors| add_net(body.to_string().as_bytes(), descriptors, &notes);
     assert_eq!(add(json!({"num_queues": 4}), 2).unwrap().queues, 4);
     assert_eq!(add(json!({"fds": [28, 29]}), 1).unwrap(), NetConfig::default());
-    assert_eq!(add(json!({"tap": "t"}), 0).unwrap().tap.as_deref(), Some("t"));
+    let served = add(json!({"vhost_user": true, "vhost_socket": "/s", "vhost_mode": "Client"}), 0).unwrap();
+    assert_eq!(served.source, NetSource::Server("/s".into()));
+    assert_eq!(add(net_body(&served), 0), Ok(served), "what is told can be given");
+    assert_eq!(add(json!({"tap": "t"}), 0).unwrap().source, NetSource::Tap("t".into()));
     for (body, descriptors, part) in [
         (json!({}), 0, "no descriptor"),
         (json!({}), 2, "1 pairs, but 2 descriptors"),
         (json!({"num_queues": 4}), 1, "2 pairs, but 1 descriptors"),
         (json!({"tap": "t"}), 1, "keep one"),
+        (json!({"vhost_user": true, "vhost_socket": "/s"}), 1, "keep one"),
+        (json!({"vhost_user": true, "vhost_socket": "/s", "tap": "t"}), 0, "two interfaces"),
+        (json!({"vhost_user": true, "vhost_socket": "/s", "vhost_mode": "Server"}), 0, "this side connects"),
+        (json!({"vhost_user": true}), 0, "`vhost_socket` is missing"),
     ] {
         let text = add(body, descriptors).unwrap_err().to_string();
         assert!(text.contains(part), "{text}");

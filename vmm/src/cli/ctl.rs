@@ -41,7 +41,7 @@ pub enum CtlCommand {
     Events,
     /// Print the description of the HTTP API (OpenAPI)
     Openapi,
-    /// Add a network interface of a tap of the host; written as for `banyan run --net`
+    /// Add a network interface of a tap of the host, or of a vhost-user process; written as for `banyan run --net`
     AddNet {
         /// The interface
         #[arg(value_name = "NET", value_parser = boxed::<NetConfig>)]

@@ -21,6 +21,9 @@ pub(super) struct VirtioArguments {
     ///   offload=on|off       checksums and large packets may be left to the
     ///                        other side [default: on]
     ///   id=NAME              name in trees [default: net0, net1, ...]
+    ///   vhost-user=SOCKET    in place of tap: a process that serves the
+    ///                        interface listens there. It maps the guest's
+    ///                        memory: --memory shared=on
     #[arg(long = "net", value_name = "TAP[,KEY=VALUE...]", value_parser = keyed::<NetConfig>, help_heading = HEADING)]
     #[arg(verbatim_doc_comment)]
     nets: Vec<NetConfig>,

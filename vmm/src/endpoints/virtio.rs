@@ -3,12 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use api::config::{NetConfig, RateLimit, TokenBucket};
+use api::config::{RateLimit, TokenBucket};
 use devices::virtio::balloon::{Balloon, BalloonSpec};
 use devices::virtio::block::{BlockFunction, BlockSpec, SERIAL_LEN};
 use devices::virtio::console::Console;
 use devices::virtio::limit::{BucketSpec, LimitSpec};
-use devices::virtio::net::tap::Offloads;
 use devices::virtio::net::{NetFunction, NetSpec};
 use devices::virtio::rng::Rng;
 use devices::virtio::vhost_user::RemoteFunction;
@@ -18,7 +17,7 @@ use pci::function::Shared;
 use pci::seams::MsiPort;
 
 use super::{Factory, FunctionError};
-use crate::backends::{Backend, folder_spec};
+use crate::backends::{Backend, offloads};
 use crate::spec::Virtio;
 
 impl Factory {
@@ -52,8 +51,8 @@ impl Factory {
                 };
                 Arc::new(Mutex::new(NetFunction::new(name, spec, memory, msi)?))
             }
-            (Virtio::Folder(folder), Backend::Server(connection)) => {
-                Arc::new(Mutex::new(RemoteFunction::new(name, &folder_spec(folder), connection, memory, msi)?))
+            (Virtio::Disk(_) | Virtio::Net(_) | Virtio::Folder(_), Backend::Server(server, spec)) => {
+                Arc::new(Mutex::new(RemoteFunction::new(name, &spec, server, memory, msi)?))
             }
             (Virtio::Console(_), _) => {
                 let (output, input) = self.console.clone().ok_or(FunctionError::Unknown)?;
@@ -73,11 +72,6 @@ impl Factory {
 
 fn function<D: Device + 'static>(device: D, memory: Memory, msi: Arc<dyn MsiPort>) -> Result<Shared, FunctionError> {
     Ok(Arc::new(Mutex::new(VirtioFunction::with_device(device, memory, msi)?)))
-}
-
-fn offloads(net: &NetConfig) -> Offloads {
-    let tcp = net.offload_tcp;
-    Offloads { checksum: net.offload_checksum, tcp4: tcp, tcp6: tcp, ecn: tcp, udp: net.offload_udp }
 }
 
 fn limit(config: &RateLimit) -> LimitSpec {

@@ -1,5 +1,7 @@
 //! Decides which virtio devices cannot be in one machine, and which its memory does not bear.
 
+use std::path::PathBuf;
+
 use api::config::{MacAddress, Size, VmConfig};
 use pci::topology::Name;
 use thiserror::Error;
@@ -13,6 +15,7 @@ const BALLOON_PAGE: u64 = 4096;
 pub(super) fn check(config: &VmConfig) -> Result<(), BesideError> {
     let devices = devices(config);
     for (index, (_, device)) in devices.iter().enumerate() {
+        reaches(config, device)?;
         fits(devices.iter().take(index).map(|(name, there)| (name, there)), device)?;
     }
     let (size, memory) = (config.balloon.map_or(Size(0), |balloon| balloon.size), config.memory.size);
@@ -20,6 +23,14 @@ pub(super) fn check(config: &VmConfig) -> Result<(), BesideError> {
         return Err(BesideError::Balloon { size, memory });
     }
     if size.bytes().is_multiple_of(BALLOON_PAGE) { Ok(()) } else { Err(BesideError::BalloonPages { size }) }
+}
+
+/// Whether the process that serves `device`, if one does, can map the memory of a machine such as `config`.
+pub fn reaches(config: &VmConfig, device: &Virtio) -> Result<(), BesideError> {
+    match device.server() {
+        Some(socket) if !config.memory.shared => Err(BesideError::PrivateMemory { socket: socket.into() }),
+        _ => Ok(()),
+    }
 }
 
 /// Whether `device` can be beside those that are there.
@@ -50,6 +61,15 @@ pub enum BesideError {
     Vsock {
         /// Which is there.
         there: Name,
+    },
+    /// Memory that a device's server could not map.
+    #[error(
+        "the device that is served at {} needs memory that its server can map: give --memory shared=on (`shared` in the API)",
+        socket.display()
+    )]
+    PrivateMemory {
+        /// Where the server listens.
+        socket: PathBuf,
     },
     /// Two folders under one tag.
     #[error("the shared folder `{there}` has the tag `{}` already: give the other one another tag", tag.escape_debug())]
@@ -96,6 +116,7 @@ mod tests {
         assert_eq!(check(&nets(["t0", "t1"])), Ok(()), "addresses that are made up differ");
         let folders = |tags: [&str; 2]| VmConfig {
             filesystems: tags.map(|tag| format!("/s,tag={tag}").parse().unwrap()).into(),
+            memory: "64M,shared=on".parse().unwrap(),
             ..VmConfig::default()
         };
         let error = check(&folders(["home", "home"])).unwrap_err().to_string();
@@ -106,6 +127,20 @@ mod tests {
         let error = fits([(&there, &vsock(3))], &vsock(4)).unwrap_err().to_string();
         assert!(error.contains("one socket device, and `vsock0`"), "{error}");
         assert_eq!(fits([], &vsock(4)), Ok(()));
+    }
+
+    #[test]
+    fn what_another_process_serves_needs_memory_that_it_can_map() {
+        let with = |memory: &str, disk: &str, net: &str| {
+            let (disks, nets) = (vec![disk.parse().unwrap()], vec![net.parse().unwrap()]);
+            check(&VmConfig { memory: memory.parse().unwrap(), disks, nets, ..VmConfig::default() })
+        };
+        assert_eq!(with("64M", "/a.img", "tap0"), Ok(()));
+        assert_eq!(with("64M,shared=on", "vhost-user=/d", "vhost-user=/n"), Ok(()));
+        for (disk, net) in [("vhost-user=/d", "tap0"), ("/a.img", "vhost-user=/d")] {
+            let error = with("64M", disk, net).unwrap_err().to_string();
+            assert!(error.contains("served at /d") && error.contains("--memory shared=on"), "{error}");
+        }
     }
 
     #[test]

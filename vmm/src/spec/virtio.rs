@@ -1,6 +1,10 @@
 //! Which virtio devices a configuration asks for, in the order in which the guest finds them.
 
-use api::config::{BalloonConfig, DiskConfig, FsConfig, NetConfig, OutputConfig, RngConfig, VmConfig, VsockConfig};
+use std::path::Path;
+
+use api::config::{
+    BalloonConfig, DiskConfig, DiskSource, FsConfig, NetConfig, NetSource, OutputConfig, RngConfig, VmConfig, VsockConfig,
+};
 use devices::virtio::{Kind, layout};
 use pci::topology::{EndpointSpec, Name};
 
@@ -38,14 +42,44 @@ impl Virtio {
         }
     }
 
+    /// The name that it was given.
+    #[must_use]
+    pub fn id(&self) -> Option<&str> {
+        match self {
+            Self::Disk(disk) => disk.id.as_deref(),
+            Self::Net(net) => net.id.as_deref(),
+            Self::Folder(folder) => folder.id.as_deref(),
+            Self::Vsock(vsock) => vsock.id.as_deref(),
+            Self::Rng(_) | Self::Console(_) | Self::Balloon(_) => None,
+        }
+    }
+
+    /// Where the process listens that serves it, if one does. It works on the guest's memory.
+    #[must_use]
+    pub fn server(&self) -> Option<&Path> {
+        match self {
+            Self::Disk(DiskConfig { source: DiskSource::Server(socket), .. })
+            | Self::Net(NetConfig { source: NetSource::Server(socket), .. })
+            | Self::Folder(FsConfig { socket, .. }) => Some(socket),
+            _ => None,
+        }
+    }
+
     /// What trees say of it beside its name and ids.
     #[must_use]
     pub fn label(&self) -> String {
         match self {
-            Self::Disk(disk) => disk.path.display().to_string(),
+            Self::Disk(disk) => match &disk.source {
+                DiskSource::Image(path) => path.display().to_string(),
+                DiskSource::Server(socket) => format!("served at {}", socket.display()),
+            },
             Self::Vsock(vsock) => format!("context id {}, {}", vsock.cid, vsock.socket.display()),
             Self::Rng(rng) => rng.source.display().to_string(),
-            Self::Net(net) => net.tap.clone().unwrap_or_default(),
+            Self::Net(net) => match &net.source {
+                NetSource::Descriptors => String::new(),
+                NetSource::Tap(tap) => tap.clone(),
+                NetSource::Server(socket) => format!("served at {}", socket.display()),
+            },
             Self::Folder(folder) => folder.tag.clone(),
             Self::Console(output) => output.to_string(),
             Self::Balloon(balloon) => balloon.to_string(),

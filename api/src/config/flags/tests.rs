@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::{DeviceConfig, DiskConfig, DiskIo, LogConfig, MemoryConfig, OutputConfig, PcieConfig};
+use crate::config::{DeviceConfig, DiskConfig, DiskIo, DiskSource, LogConfig, MemoryConfig, OutputConfig, PcieConfig};
 
 fn keys(text: &str) -> Result<Vec<Pair>, FlagProblem> {
     split(text, "first")
@@ -109,7 +109,7 @@ proptest! {
 
     #[test]
     fn any_value_can_be_printed_and_read_back(path in "[^\\x00]+", readonly: bool, id in proptest::option::of("[^\\x00]*")) {
-        let disk = DiskConfig { path: path.into(), id, readonly, serial: None, io: DiskIo::default() };
+        let disk = DiskConfig { source: DiskSource::Image(path.into()), id, readonly, serial: None, io: DiskIo::default() };
         prop_assert_eq!(disk.to_string().parse(), Ok(disk));
     }
 }

@@ -15,6 +15,40 @@ use super::tap::{Offloads, Tap};
 use crate::virtio::buffers::{Buffers, split_last, take};
 use crate::virtio::ring::{Chain, Served};
 
+/// What a driver asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::virtio) enum Command {
+    /// So many pairs of queues are in use.
+    Pairs(usize),
+    /// Feature bits of the offloads that it can take.
+    Offloads(u64),
+}
+
+/// Answers one command, which `obey` carries out; `None` of it is a refusal.
+pub(in crate::virtio) fn serve(chain: Chain<'_>, memory: &GuestMemoryMmap, obey: impl FnOnce(Command) -> Option<()>) -> Served {
+    let Some(mut buffers) = Buffers::of(chain, memory) else { return Served::Malformed };
+    let Some(status) = split_last(&mut buffers.writable) else { return Served::Malformed };
+    let command = if buffers.whole { read(&mut buffers.readable) } else { None };
+    let answer = if command.and_then(obey).is_some() { VIRTIO_NET_OK } else { VIRTIO_NET_ERR };
+    match status.write_slice(&[answer.to_le_bytes()[0]], 0) {
+        Ok(()) => Served::Used(1),
+        Err(_) => Served::Malformed,
+    }
+}
+
+fn read(command: &mut Vec<VolatileSlice<'_>>) -> Option<Command> {
+    let [class, command_number] = take::<2>(command)?;
+    match (u32::from(class), u32::from(command_number)) {
+        (VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) => {
+            Some(Command::Pairs(usize::from(u16::from_le_bytes(take(command)?))))
+        }
+        (VIRTIO_NET_CTRL_GUEST_OFFLOADS, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET) => {
+            Some(Command::Offloads(u64::from_le_bytes(take(command)?)))
+        }
+        _ => None,
+    }
+}
+
 /// The tap, as the driver has it set.
 pub(super) struct Control {
     pub(super) taps: Vec<Arc<Tap>>,
@@ -23,31 +57,17 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Answers one command.
-    pub(super) fn serve(&self, chain: Chain<'_>, memory: &GuestMemoryMmap) -> Served {
-        let Some(mut buffers) = Buffers::of(chain, memory) else { return Served::Malformed };
-        let Some(status) = split_last(&mut buffers.writable) else { return Served::Malformed };
-        let done = buffers.whole && self.obey(&mut buffers.readable).is_some();
-        let answer = if done { VIRTIO_NET_OK } else { VIRTIO_NET_ERR };
-        match status.write_slice(&[answer.to_le_bytes()[0]], 0) {
-            Ok(()) => Served::Used(1),
-            Err(_) => Served::Malformed,
-        }
-    }
-
-    fn obey(&self, command: &mut Vec<VolatileSlice<'_>>) -> Option<()> {
-        let [class, command_number] = take::<2>(command)?;
-        match (u32::from(class), u32::from(command_number)) {
-            (VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) => {
-                let pairs = usize::from(u16::from_le_bytes(take(command)?));
+    /// Carries out a command, if it can be.
+    pub(super) fn obey(&self, command: Command) -> Option<()> {
+        match command {
+            Command::Pairs(pairs) => {
                 (1..=self.pairs).contains(&pairs).then_some(())?;
                 self.set_pairs(pairs).ok()
             }
-            (VIRTIO_NET_CTRL_GUEST_OFFLOADS, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET) => {
-                self.set_offloads(u64::from_le_bytes(take(command)?));
+            Command::Offloads(features) => {
+                self.set_offloads(features);
                 Some(())
             }
-            _ => None,
         }
     }
 

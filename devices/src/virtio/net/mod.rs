@@ -9,7 +9,7 @@
 //! | how do packets leave it? | `transmit` |
 //! | what may the driver change while it runs? | `control` |
 
-mod control;
+pub(in crate::virtio) mod control;
 mod lane;
 mod receive;
 pub mod tap;
@@ -35,7 +35,7 @@ use super::function::{Device, Start, VirtioError, VirtioFunction};
 use super::kind::Kind;
 use super::limit::{Limit, LimitSpec};
 use super::ring::{Memory, Ring};
-use super::worker::Worker;
+use super::worker::{Stop, Worker};
 use crate::complaints::Complaints;
 use control::Control;
 use lane::Lane;
@@ -51,7 +51,7 @@ const LINK_LAYER: usize = 18;
 /// Bytes of a packet, unless the interface says otherwise.
 const MTU: u16 = 1500;
 /// Entries of the control queue.
-const CONTROL_QUEUE: u16 = 64;
+pub(in crate::virtio) const CONTROL_QUEUE: u16 = 64;
 /// Most pairs of queues: what vectors and doorbells have room for, with the control queue.
 pub const MAX_PAIRS: usize = 16;
 
@@ -122,8 +122,7 @@ impl Device for Net {
     }
 
     fn features(&self) -> u64 {
-        let Offloads { checksum, tcp4, tcp6, ecn, udp } = self.spec.offloads;
-        let tcp = checksum && (tcp4 || tcp6);
+        let checksum = self.spec.offloads.checksum;
         let offered = [
             (true, VIRTIO_NET_F_MAC),
             (true, VIRTIO_NET_F_STATUS),
@@ -131,19 +130,9 @@ impl Device for Net {
             (true, VIRTIO_NET_F_CTRL_VQ),
             (self.spec.taps.len() > 1, VIRTIO_NET_F_MQ),
             (self.spec.mtu.is_some(), VIRTIO_NET_F_MTU),
-            (checksum, VIRTIO_NET_F_CSUM),
-            (checksum, VIRTIO_NET_F_GUEST_CSUM),
             (checksum, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS),
-            (checksum && tcp4, VIRTIO_NET_F_HOST_TSO4),
-            (checksum && tcp4, VIRTIO_NET_F_GUEST_TSO4),
-            (checksum && tcp6, VIRTIO_NET_F_HOST_TSO6),
-            (checksum && tcp6, VIRTIO_NET_F_GUEST_TSO6),
-            (tcp && ecn, VIRTIO_NET_F_HOST_ECN),
-            (tcp && ecn, VIRTIO_NET_F_GUEST_ECN),
-            (checksum && udp, VIRTIO_NET_F_HOST_UFO),
-            (checksum && udp, VIRTIO_NET_F_GUEST_UFO),
         ];
-        offered.into_iter().filter(|(on, _)| *on).fold(0, |features, (_, bit)| features | 1 << bit)
+        bits(&offered) | offload_features(self.spec.offloads)
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -182,10 +171,36 @@ impl Device for Net {
         if let Some(ring) = start.ring(2 * pairs) {
             let bells = vec![ring.bell().clone()];
             let name = format!("ctl-{}", self.name);
-            workers.push(Worker::start(name, bells, move |stop| ring.run(stop, |chain, memory| control.serve(chain, memory)))?);
+            workers.push(Worker::start(name, bells, move |stop| control_queue(ring, stop, &control))?);
         }
         Ok(workers)
     }
+}
+
+fn control_queue(ring: Ring, stop: &Stop, control: &Control) {
+    ring.run(stop, |chain, memory| control::serve(chain, memory, |command| control.obey(command)));
+}
+
+/// Features of these offloads, in both directions. Without checksums there are none (virtio 1.2 5.1.3.1).
+pub(in crate::virtio) fn offload_features(offloads: Offloads) -> u64 {
+    let Offloads { checksum, tcp4, tcp6, ecn, udp } = offloads;
+    let tcp = checksum && (tcp4 || tcp6);
+    bits(&[
+        (checksum, VIRTIO_NET_F_CSUM),
+        (checksum, VIRTIO_NET_F_GUEST_CSUM),
+        (checksum && tcp4, VIRTIO_NET_F_HOST_TSO4),
+        (checksum && tcp4, VIRTIO_NET_F_GUEST_TSO4),
+        (checksum && tcp6, VIRTIO_NET_F_HOST_TSO6),
+        (checksum && tcp6, VIRTIO_NET_F_GUEST_TSO6),
+        (tcp && ecn, VIRTIO_NET_F_HOST_ECN),
+        (tcp && ecn, VIRTIO_NET_F_GUEST_ECN),
+        (checksum && udp, VIRTIO_NET_F_HOST_UFO),
+        (checksum && udp, VIRTIO_NET_F_GUEST_UFO),
+    ])
+}
+
+fn bits(features: &[(bool, u32)]) -> u64 {
+    features.iter().filter(|(on, _)| *on).fold(0, |features, (_, bit)| features | 1 << bit)
 }
 
 /// An interface that cannot be made.

@@ -3,20 +3,21 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use thiserror::Error;
 use vhost::vhost_user::message::{
     VHOST_USER_CONFIG_OFFSET, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
 };
-use vhost::vhost_user::{Frontend, VhostUserFrontend};
+use vhost::vhost_user::{Frontend, FrontendReqHandler, HandlerResult, VhostUserFrontend, VhostUserFrontendReqHandler};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_queue::QueueT;
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap};
@@ -27,8 +28,42 @@ use crate::virtio::ring::{Memory, Ring};
 /// The longest that a conversation may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Protocol features that are of use here.
-const PROTOCOL: VhostUserProtocolFeatures =
-    VhostUserProtocolFeatures::MQ.union(VhostUserProtocolFeatures::REPLY_ACK).union(VhostUserProtocolFeatures::CONFIG);
+const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
+    .union(VhostUserProtocolFeatures::REPLY_ACK)
+    .union(VhostUserProtocolFeatures::CONFIG)
+    .union(VhostUserProtocolFeatures::BACKEND_REQ);
+
+/// What servers ask for on a channel of their own.
+struct Requests {
+    handler: Mutex<FrontendReqHandler<Asked>>,
+    asked: Arc<Asked>,
+    /// The handler's socket.
+    socket: UnixStream,
+}
+
+/// What was asked for.
+#[derive(Default)]
+struct Asked {
+    config: AtomicBool,
+}
+
+impl VhostUserFrontendReqHandler for Asked {
+    fn handle_config_change(&self) -> HandlerResult<u64> {
+        self.config.store(true, Ordering::Relaxed);
+        Ok(0)
+    }
+}
+
+impl Requests {
+    fn new(answers: bool) -> io::Result<Self> {
+        let asked = Arc::new(Asked::default());
+        let mut handler = FrontendReqHandler::new(Arc::clone(&asked)).map_err(io::Error::other)?;
+        handler.set_reply_ack_flag(answers);
+        // SAFETY: the descriptor is open as long as the handler, which outlives the borrow.
+        let socket = unsafe { BorrowedFd::borrow_raw(handler.as_raw_fd()) }.try_clone_to_owned()?;
+        Ok(Self { handler: Mutex::new(handler), asked, socket: socket.into() })
+    }
+}
 
 /// A connection, which outlives resets of the device: many servers end with it.
 pub struct Connection {
@@ -38,6 +73,7 @@ pub struct Connection {
     socket: UnixStream,
     features: u64,
     protocol: VhostUserProtocolFeatures,
+    requests: Option<Requests>,
     most_queues: u64,
     /// The server has rings; changed while the conversation is held.
     started: AtomicBool,
@@ -55,15 +91,27 @@ impl Connection {
         let features = frontend.get_features().map_err(refused)?;
         let mut protocol = VhostUserProtocolFeatures::empty();
         let mut most_queues = u64::from(queues);
+        let mut requests = None;
         if features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0 {
             // What is unknown here is not taken (case G7).
             protocol = frontend.get_protocol_features().map_err(refused)? & PROTOCOL;
+            if !protocol.contains(VhostUserProtocolFeatures::CONFIG) {
+                // There is nothing else that a server could ask for.
+                protocol.remove(VhostUserProtocolFeatures::BACKEND_REQ);
+            }
             frontend.set_protocol_features(protocol).map_err(refused)?;
             if protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
                 frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
             }
             if protocol.contains(VhostUserProtocolFeatures::MQ) {
                 most_queues = frontend.get_queue_num().map_err(refused)?;
+            }
+            if protocol.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
+                let answers = protocol.contains(VhostUserProtocolFeatures::REPLY_ACK);
+                let made = Requests::new(answers).map_err(ConnectionError::Descriptor)?;
+                let theirs = made.handler.lock().unwrap_or_else(PoisonError::into_inner).get_tx_raw_fd();
+                frontend.set_backend_request_fd(&theirs).map_err(refused)?;
+                requests = Some(made);
             }
         }
         if u64::from(queues) > most_queues {
@@ -75,6 +123,7 @@ impl Connection {
             socket,
             features,
             protocol,
+            requests,
             most_queues,
             started: AtomicBool::new(false),
         })
@@ -98,6 +147,29 @@ impl Connection {
         self.most_queues
     }
 
+    /// Whether the other side has not hung up.
+    pub(super) fn lives(&self) -> bool {
+        let mut waited = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut waited, Some(&now)), Ok(0) | Err(rustix::io::Errno::INTR))
+    }
+
+    /// Readable when the server asks for something, if it can.
+    pub(super) fn requests(&self) -> Option<&UnixStream> {
+        self.requests.as_ref().map(|requests| &requests.socket)
+    }
+
+    /// Takes in what the server asked for: whether its configuration is another one.
+    pub(super) fn config_changed(&self) -> Result<bool, ConnectionError> {
+        let Some(requests) = &self.requests else { return Ok(false) };
+        let _deadline = Deadline::new(&requests.socket).map_err(ConnectionError::Descriptor)?;
+        let taken = requests.handler.lock().unwrap_or_else(PoisonError::into_inner).handle_request();
+        let error =
+            |source| ConnectionError::Refused { path: self.path.clone(), source: vhost::Error::VhostUserProtocol(source) };
+        taken.map_err(error)?;
+        Ok(requests.asked.config.swap(false, Ordering::Relaxed))
+    }
+
     /// The first `len` bytes of the device's configuration, from the server.
     pub fn config(&self, len: u16) -> Result<Vec<u8>, ConnectionError> {
         let lacks = ConnectionError::Feature { path: self.path.clone(), feature: "CONFIG" };
@@ -110,9 +182,16 @@ impl Connection {
         answer.map(|(_, bytes)| bytes).map_err(|source| ConnectionError::Refused { path: self.path.clone(), source })
     }
 
-    /// Hands `rings` over, whose use is told by `calls`. `features` are those that the driver took. RAM is looked at once the
+    /// Hands `rings` over, whose use is told by `calls`; the first `enabled` of them are in use. `features` are those that the driver took. RAM is looked at once the
     /// conversation is this one's alone, so that memory that comes is told either here or by [`Connection::memory_grew`].
-    pub(super) fn start(&self, features: u64, memory: &Memory, rings: &[Ring], calls: &[EventFd]) -> Result<(), ConnectionError> {
+    pub(super) fn start(
+        &self,
+        features: u64,
+        memory: &Memory,
+        rings: &[Ring],
+        calls: &[EventFd],
+        enabled: &AtomicUsize,
+    ) -> Result<(), ConnectionError> {
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
         let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
         let mut frontend = self.frontend();
@@ -143,11 +222,28 @@ impl Connection {
             frontend.set_vring_kick(index, ring.bell().event()).map_err(refused)?;
         }
         if kept != 0 {
-            for ring in rings {
+            let enabled = enabled.load(Ordering::Relaxed);
+            for ring in rings.iter().filter(|ring| ring.index() < enabled) {
                 frontend.set_vring_enable(ring.index(), true).map_err(refused)?;
             }
         }
         Ok(())
+    }
+
+    /// Uses the first `enabled` of all `rings`, numbered from 0, and no others. A server without rings learns of it when it
+    /// gets them.
+    pub(super) fn enable(&self, rings: usize, enabled: &AtomicUsize) -> Result<(), ConnectionError> {
+        let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
+        if self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
+            return Ok(());
+        }
+        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
+        let mut frontend = self.frontend();
+        if !self.started.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let enabled = enabled.load(Ordering::Relaxed);
+        (0..rings).try_for_each(|ring| frontend.set_vring_enable(ring, ring < enabled)).map_err(refused)
     }
 
     /// Tells a server that has rings of memory that came; others learn of it when they get theirs. Memory that was there

@@ -4,20 +4,22 @@
 //! | question | module |
 //! |---|---|
 //! | what is said to the server? | [`connection`] |
-//! | what does the function show, and who signals the driver? | here |
+//! | which process is the server, when one dies and another comes? | [`server`] |
+//! | what is done while a driver uses the device? | `relay` |
+//! | what does the function show? | here |
 
 pub mod connection;
+mod relay;
+pub mod server;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use log::Level;
 use pci::seams::MsiPort;
-use rustix::event::{PollFd, PollFlags, poll};
 use thiserror::Error;
 use virtio_bindings::{virtio_blk, virtio_net};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -25,15 +27,18 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::feature;
 use super::function::{Device, Start, VirtioError, VirtioFunction};
 use super::kind::Kind;
-use super::ring::Memory;
+use super::net::control::{self, Command};
+use super::net::tap::Offloads;
+use super::net::{CONTROL_QUEUE, offload_features};
+use super::ring::{Memory, Ring};
 use super::worker::{Bell, Stop, Worker};
 use crate::complaints::Complaints;
 pub use connection::{Connection, ConnectionError};
+use relay::Relay;
+pub use server::{Server, ServerError};
 
 /// Bytes of a shared folder's tag (virtio 1.2 5.11.4).
 pub const TAG_LEN: usize = 36;
-/// Bytes of a disk's configuration.
-const BLOCK_CONFIG: u16 = 60;
 
 /// What is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +54,10 @@ pub enum Served {
     Net {
         /// The guest's address.
         mac: [u8; 6],
+        /// Largest packet, announced to the guest.
+        mtu: Option<u16>,
+        /// What may be left to the server, and it to the guest, as far as it can.
+        offloads: Offloads,
     },
 }
 
@@ -62,7 +71,7 @@ impl Served {
     }
 
     /// Device features that make sense without knowledge of this process.
-    const fn features(&self) -> u64 {
+    fn features(&self) -> u64 {
         match self {
             Self::Folder { .. } => 0,
             Self::Disk => {
@@ -77,19 +86,18 @@ impl Served {
                     | 1 << virtio_blk::VIRTIO_BLK_F_DISCARD
                     | 1 << virtio_blk::VIRTIO_BLK_F_WRITE_ZEROES
             }
-            Self::Net { .. } => {
-                1 << virtio_net::VIRTIO_NET_F_CSUM
-                    | 1 << virtio_net::VIRTIO_NET_F_GUEST_CSUM
-                    | 1 << virtio_net::VIRTIO_NET_F_GUEST_TSO4
-                    | 1 << virtio_net::VIRTIO_NET_F_GUEST_TSO6
-                    | 1 << virtio_net::VIRTIO_NET_F_GUEST_ECN
-                    | 1 << virtio_net::VIRTIO_NET_F_GUEST_UFO
-                    | 1 << virtio_net::VIRTIO_NET_F_HOST_TSO4
-                    | 1 << virtio_net::VIRTIO_NET_F_HOST_TSO6
-                    | 1 << virtio_net::VIRTIO_NET_F_HOST_ECN
-                    | 1 << virtio_net::VIRTIO_NET_F_HOST_UFO
-                    | 1 << virtio_net::VIRTIO_NET_F_MRG_RXBUF
+            Self::Net { offloads, .. } => {
+                offload_features(*offloads) | 1 << virtio_net::VIRTIO_NET_F_MRG_RXBUF | 1 << virtio_net::VIRTIO_NET_F_MQ
             }
+        }
+    }
+
+    /// The feature that a server of more than the least number of queues must have, if there is one.
+    const fn several(&self, queues: u16) -> Option<(u32, &'static str)> {
+        match self {
+            Self::Disk if queues > 1 => Some((virtio_blk::VIRTIO_BLK_F_MQ, "VIRTIO_BLK_F_MQ")),
+            Self::Net { .. } if queues > 2 => Some((virtio_net::VIRTIO_NET_F_MQ, "VIRTIO_NET_F_MQ")),
+            Self::Folder { .. } | Self::Disk | Self::Net { .. } => None,
         }
     }
 
@@ -115,7 +123,7 @@ pub struct RemoteSpec {
 }
 
 impl RemoteSpec {
-    /// All queues, for [`Connection::open`].
+    /// All queues of the server.
     #[must_use]
     pub const fn all_queues(&self) -> u16 {
         self.queues.saturating_add(self.served.extra_queues())
@@ -126,15 +134,15 @@ impl RemoteSpec {
 pub type RemoteFunction = VirtioFunction<Remote>;
 
 impl RemoteFunction {
-    /// The device `name` (for its thread and messages), which the server at the other end of `connection` serves.
+    /// The device `name` (for its threads and messages), which `server` serves.
     pub fn new(
         name: &str,
         spec: &RemoteSpec,
-        connection: Arc<Connection>,
+        server: Arc<Server>,
         memory: Memory,
         msi: Arc<dyn MsiPort>,
     ) -> Result<Self, RemoteError> {
-        let remote = Remote::new(name, spec, connection)?;
+        let remote = Remote::new(name, spec, server)?;
         Self::with_device(remote, memory, msi).map_err(|source| RemoteError::Function { name: name.to_owned(), source })
     }
 }
@@ -142,44 +150,72 @@ impl RemoteFunction {
 /// What is particular to a served device.
 pub struct Remote {
     name: String,
-    connection: Arc<Connection>,
+    server: Arc<Server>,
     kind: Kind,
     features: u64,
     sizes: Vec<u16>,
-    config: Vec<u8>,
+    config: Shown,
     complaints: Arc<Mutex<Complaints>>,
 }
 
+/// Where the configuration comes from that the driver reads.
+enum Shown {
+    /// From here.
+    Own(Vec<u8>),
+    /// From the server, but for the number of queues: a disk has as many as were asked for (virtio 1.2 5.2.4).
+    Disk {
+        /// How many.
+        queues: u16,
+    },
+}
+
 impl Remote {
-    fn new(name: &str, spec: &RemoteSpec, connection: Arc<Connection>) -> Result<Self, RemoteError> {
-        let features = connection.features();
-        if features & feature::VERSION_1 == 0 {
-            return Err(RemoteError::Legacy { name: name.to_owned() });
+    fn new(name: &str, spec: &RemoteSpec, server: Arc<Server>) -> Result<Self, RemoteError> {
+        let offered = server.features();
+        let lacks = |feature| RemoteError::Lacks { name: name.to_owned(), feature };
+        if offered & feature::VERSION_1 == 0 {
+            return Err(lacks("VIRTIO_F_VERSION_1"));
         }
+        if let Some((bit, feature)) = spec.served.several(spec.queues)
+            && offered & 1 << bit == 0
+        {
+            return Err(lacks(feature));
+        }
+        let mut features = spec.served.features() & offered | feature::TRANSPORT & offered;
+        let mut sizes = vec![spec.queue_size; spec.all_queues().into()];
         let config = match &spec.served {
-            Served::Folder { tag } => folder_config(name, tag, spec.queues)?,
-            Served::Disk => {
-                let mut config = connection.config(BLOCK_CONFIG).map_err(RemoteError::Connection)?;
-                // Of queues the function has as many as were asked for (virtio 1.2 5.2.4).
-                config.iter_mut().skip(34).zip(spec.queues.to_le_bytes()).for_each(|(to, from)| *to = from);
-                config
+            Served::Folder { tag } => Shown::Own(folder_config(name, tag, spec.queues)?),
+            Served::Disk => Shown::Disk { queues: spec.queues },
+            Served::Net { mac, mtu, .. } => {
+                features |= 1 << virtio_net::VIRTIO_NET_F_MAC | 1 << virtio_net::VIRTIO_NET_F_STATUS;
+                if mtu.is_some() {
+                    features |= 1 << virtio_net::VIRTIO_NET_F_MTU;
+                }
+                if spec.queues > 2 {
+                    // The driver says on a queue that is served here how many it uses.
+                    features |= 1 << virtio_net::VIRTIO_NET_F_CTRL_VQ;
+                    sizes.push(CONTROL_QUEUE);
+                } else {
+                    features &= !(1 << virtio_net::VIRTIO_NET_F_MQ);
+                }
+                // Address, status with the link up, pairs of queues, MTU.
+                let (pairs, mtu) = ((spec.queues / 2).to_le_bytes(), mtu.unwrap_or(0).to_le_bytes());
+                Shown::Own([mac.as_slice(), &[1, 0], &pairs, &mtu].concat())
             }
-            // Address, then the status, which says that the link is up.
-            Served::Net { mac } => [mac.as_slice(), &[1, 0]].concat(),
         };
-        let mut taken = spec.served.features() & features;
-        if matches!(spec.served, Served::Net { .. }) {
-            taken |= 1 << virtio_net::VIRTIO_NET_F_MAC | 1 << virtio_net::VIRTIO_NET_F_STATUS;
+        let (name, kind) = (name.to_owned(), spec.served.kind());
+        Ok(Self { name, server, kind, features, sizes, config, complaints: Arc::default() })
+    }
+
+    /// How many rings are the server's, and how many of those are in use from the start. Behind them is the control queue of
+    /// an interface.
+    fn rings(&self, features: u64) -> (usize, usize) {
+        match self.kind {
+            // Without the feature there is one pair (virtio 1.2 5.1.2).
+            Kind::Net if features & 1 << virtio_net::VIRTIO_NET_F_MQ == 0 => (2, 2),
+            Kind::Net => (self.sizes.len().saturating_sub(1), 2),
+            _ => (self.sizes.len(), self.sizes.len()),
         }
-        Ok(Self {
-            name: name.to_owned(),
-            connection,
-            kind: spec.served.kind(),
-            features: taken | feature::TRANSPORT & features,
-            sizes: vec![spec.queue_size; spec.all_queues().into()],
-            config,
-            complaints: Arc::default(),
-        })
     }
 }
 
@@ -201,87 +237,51 @@ impl Device for Remote {
     }
 
     fn config(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.config)
+        match &self.config {
+            Shown::Own(config) => Cow::Borrowed(config),
+            Shown::Disk { queues } => {
+                let mut config = self.server.config();
+                config.iter_mut().skip(34).zip(queues.to_le_bytes()).for_each(|(to, from)| *to = from);
+                Cow::Owned(config)
+            }
+        }
     }
 
-    fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+    fn start(&mut self, mut start: Start) -> io::Result<Vec<Worker>> {
+        let (count, enabled) = self.rings(start.features);
+        let control = start.ring(count);
+        start.rings.retain(|ring| ring.index() < count);
         let calls = start.rings.iter().map(|_| EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)).collect::<io::Result<Vec<_>>>()?;
-        let bell = Arc::new(Bell::new()?);
+        let (bell, enabled) = (Arc::new(Bell::new()?), Arc::new(AtomicUsize::new(enabled)));
         let relay = Relay {
             name: self.name.clone(),
-            connection: self.connection.clone(),
+            server: self.server.clone(),
             start,
+            enabled: enabled.clone(),
             complaints: self.complaints.clone(),
             calls,
             bell: bell.clone(),
         };
-        Ok(vec![Worker::start(format!("vu-{}", self.name), vec![bell], move |stop| relay.run(stop))?])
+        let mut workers = vec![Worker::start(format!("vu-{}", self.name), vec![bell], move |stop| relay.run(stop))?];
+        if let Some(ring) = control {
+            let (server, bells) = (self.server.clone(), vec![ring.bell().clone()]);
+            let work = move |stop: &Stop| serve_control(ring, stop, &server, count, &enabled);
+            workers.push(Worker::start(format!("ctl-{}", self.name), bells, work)?);
+        }
+        Ok(workers)
     }
 }
 
-/// Between the server and the driver, from `DRIVER_OK` to the reset.
-struct Relay {
-    name: String,
-    connection: Arc<Connection>,
-    start: Start,
-    /// Of all starts of the device, which a guest can repeat.
-    complaints: Arc<Mutex<Complaints>>,
-    calls: Vec<EventFd>,
-    bell: Arc<Bell>,
-}
-
-impl Relay {
-    fn run(self, stop: &Stop) {
-        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = self.connection.start(self.start.features, &self.start.memory, &self.start.rings, &self.calls) {
-            complaints.add_error(Level::Error, format_args!("{}: the device gives up", self.name), &error);
-            self.connection.close();
-            self.start.signals.give_up();
-            return;
+/// Serves the control queue of an interface that has `count` rings, of which it uses the first `enabled`.
+fn serve_control(ring: Ring, stop: &Stop, server: &Server, count: usize, enabled: &AtomicUsize) {
+    let obey = |command| match command {
+        Command::Pairs(pairs) if (1..=count / 2).contains(&pairs) => {
+            enabled.store(2 * pairs, Ordering::Relaxed);
+            server.current().enable(count, enabled).ok()
         }
-        if self.relay(stop) {
-            // Without an answer the server may still write to guest memory: it gets no more of it.
-            if let Err(error) = self.connection.stop(&self.start.rings) {
-                complaints.add_error(Level::Warn, format_args!("{}: its server does not stop", self.name), &error);
-                self.connection.close();
-            }
-        } else {
-            let path = self.connection.path().display();
-            complaints.add(Level::Error, format_args!("{}: the server at {path} is gone; the device gives up", self.name));
-            self.connection.close();
-            self.start.signals.give_up();
-        }
-    }
-
-    /// Signals the driver when the server says so. False when the server is gone.
-    fn relay(&self, stop: &Stop) -> bool {
-        while !stop.stopped() {
-            let calls = self.calls.iter().map(borrow);
-            let mut waited: Vec<_> = calls.map(|call| PollFd::from_borrowed_fd(call, PollFlags::IN)).collect();
-            waited.push(PollFd::new(&*self.bell, PollFlags::IN));
-            waited.push(PollFd::new(&*self.connection, PollFlags::RDHUP));
-            match poll(&mut waited, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return false,
-            }
-            let gone = waited.last().is_some_and(|server| !server.revents().is_empty());
-            for (ring, call) in self.start.rings.iter().zip(&self.calls) {
-                // Fails when nothing was said.
-                if call.read().is_ok() {
-                    self.start.signals.used(ring.index());
-                }
-            }
-            if gone && !stop.stopped() {
-                return false;
-            }
-        }
-        true
-    }
-}
-
-fn borrow(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the descriptor is open as long as `event`, which outlives the borrow.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+        Command::Pairs(_) | Command::Offloads(_) => None,
+    };
+    ring.run(stop, |chain, memory| control::serve(chain, memory, obey));
 }
 
 /// `struct virtio_fs_config`: the tag, filled up with zeros, and the number of request queues.
@@ -298,14 +298,13 @@ fn folder_config(name: &str, tag: &str, queues: u16) -> Result<Vec<u8>, RemoteEr
 /// A served device that cannot be made.
 #[derive(Debug, Error)]
 pub enum RemoteError {
-    /// The server.
-    #[error(transparent)]
-    Connection(#[from] ConnectionError),
-    /// Old server.
-    #[error("the server of {name} does not offer VIRTIO_F_VERSION_1; take a newer one")]
-    Legacy {
+    /// A feature that is needed.
+    #[error("the server of {name} does not offer {feature}: take another one, or ask for fewer queues if that is what it lacks")]
+    Lacks {
         /// The device.
         name: String,
+        /// As the specification spells it.
+        feature: &'static str,
     },
     /// A tag that does not fit.
     #[error("the tag `{tag}` of {name} does not fit; give 1 to {TAG_LEN} bytes")]

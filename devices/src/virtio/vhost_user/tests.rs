@@ -16,6 +16,7 @@ const PROTOCOL: u64 = 1 << 30;
 const MQ: u64 = 1;
 const REPLY_ACK: u64 = 8;
 const CONFIG: u64 = 1 << 9;
+const BACKEND_REQ: u64 = 1 << 5;
 /// One that nobody knows.
 const UNKNOWN: u64 = 1 << 40;
 
@@ -29,6 +30,8 @@ struct Manners {
     dies_at: u32,
     /// Answers nothing and keeps the connection.
     silent: bool,
+    /// Says at the start of each queue that its configuration is another one, which each reading gives.
+    changes: bool,
 }
 
 const GOOD: Manners = Manners {
@@ -37,25 +40,34 @@ const GOOD: Manners = Manners {
     queues: 8,
     dies_at: u32::MAX,
     silent: false,
+    changes: false,
 };
 
+/// Where all servers of a folder listen.
+const SOCKET: &str = "s";
+
 /// A server that knows the messages of the protocol and gives every request back unread.
-struct Server {
+struct Process {
     directory: tempfile::TempDir,
     requests: Receiver<(u32, u64)>,
     thread: JoinHandle<()>,
 }
 
-fn serve(manners: Manners) -> Server {
-    let directory = tempfile::tempdir().unwrap();
-    let listener = UnixListener::bind(directory.path().join("s")).unwrap();
+fn serve(manners: Manners) -> Process {
+    serve_in(tempfile::tempdir().unwrap(), manners)
+}
+
+/// The same in place of one that is gone.
+fn serve_in(directory: tempfile::TempDir, manners: Manners) -> Process {
+    let _ = std::fs::remove_file(directory.path().join(SOCKET));
+    let listener = UnixListener::bind(directory.path().join(SOCKET)).unwrap();
     let (told, requests) = channel();
     let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         drop(listener);
         let mut calls = Vec::new();
         let mut kicks = Vec::new();
-        let mut acknowledges = false;
+        let (mut acknowledges, mut asking, mut readings) = (false, None::<UnixStream>, 6);
         while let Some((request, flags, body, fd)) = message(&stream) {
             let value = body.get(..8).map_or(0, |body| u64::from_le_bytes(body.try_into().unwrap()));
             let _ = told.send((request, value));
@@ -71,7 +83,14 @@ fn serve(manners: Manners) -> Server {
                 15 => Some(number(manners.protocol)),
                 17 => Some(number(manners.queues)),
                 11 => Some(body),
-                24 => Some([&body[..12], &[7; 60]].concat()),
+                24 => {
+                    readings += u8::from(manners.changes || readings == 6);
+                    Some([&body[..12], &[readings; 60]].concat())
+                }
+                21 => {
+                    asking = fd.map(UnixStream::from);
+                    (flags & 8 != 0).then(|| number(0))
+                }
                 16 => {
                     acknowledges = value & REPLY_ACK != 0;
                     None
@@ -88,6 +107,9 @@ fn serve(manners: Manners) -> Server {
                     // It is told of used buffers whenever it was rung: here, once at the start.
                     for (_, call) in calls.iter().filter(|(queue, _)| *queue == value & 0xFFFF_FFFF) {
                         rustix::io::write(call, &1_u64.to_ne_bytes()).unwrap();
+                    }
+                    if let Some(asking) = asking.as_mut().filter(|_| manners.changes) {
+                        asking.write_all(&[2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
                     }
                     (flags & 8 != 0).then(|| number(0))
                 }
@@ -110,7 +132,7 @@ fn serve(manners: Manners) -> Server {
             }
         }
     });
-    Server { directory, requests, thread }
+    Process { directory, requests, thread }
 }
 
 /// The next message: request, flags, body, and the descriptor that came with it.
@@ -133,9 +155,17 @@ fn message(mut stream: &UnixStream) -> Option<(u32, u32, Vec<u8>, Option<OwnedFd
     Some((word(0), word(4), body, fd))
 }
 
-impl Server {
+impl Process {
     fn connect(&self, queues: u16) -> Result<Arc<Connection>, ConnectionError> {
-        Connection::open(&self.directory.path().join("s"), queues).map(Arc::new)
+        Connection::open(&self.directory.path().join(SOCKET), queues).map(Arc::new)
+    }
+
+    fn meet(&self, spec: &RemoteSpec) -> Result<Arc<Server>, ServerError> {
+        Server::open(&self.directory.path().join(SOCKET), spec).map(Arc::new)
+    }
+
+    fn remote(&self, spec: &RemoteSpec) -> Remote {
+        Remote::new("test", spec, self.meet(spec).unwrap()).unwrap()
     }
 
     /// Requests until the server ended.
@@ -155,12 +185,23 @@ fn shared_memory() -> GuestMemoryMmap {
     GuestMemoryMmap::from_ranges_with_files([(GuestAddress(0), RAM, Some(FileOffset::new(file, 0)))]).unwrap()
 }
 
-fn started(server: &Server) -> Driver<Remote> {
-    let connection = server.connect(folder().all_queues()).unwrap();
-    let remote = Remote::new("test", &folder(), connection).unwrap();
-    let mut driver = Driver::with_memory(remote, shared_memory());
+fn started(server: &Process) -> Driver<Remote> {
+    started_as(&folder(), server)
+}
+
+fn started_as(spec: &RemoteSpec, server: &Process) -> Driver<Remote> {
+    let mut driver = Driver::with_memory(server.remote(spec), shared_memory());
     driver.set_up(u64::MAX);
     driver
+}
+
+fn disk(queues: u16) -> RemoteSpec {
+    RemoteSpec { served: Served::Disk, queues, queue_size: 128 }
+}
+
+fn interface(queues: u16) -> RemoteSpec {
+    let offloads = Offloads { checksum: true, tcp4: true, tcp6: true, ecn: true, udp: false };
+    RemoteSpec { served: Served::Net { mac: [2, 0, 0, 0, 0, 9], mtu: Some(9000), offloads }, queues, queue_size: 128 }
 }
 
 #[test]
@@ -184,7 +225,7 @@ fn case_g7_what_both_sides_know_is_negotiated() {
 #[test]
 fn a_server_that_has_rings_hears_of_memory_that_came() {
     let server = serve(GOOD);
-    let connection = server.connect(folder().all_queues()).unwrap();
+    let connection = server.meet(&folder()).unwrap();
     let mut memory = shared_memory();
     connection.memory_grew(&memory).unwrap();
     let remote = Remote::new("test", &folder(), Arc::clone(&connection)).unwrap();
@@ -217,32 +258,112 @@ fn case_g7_a_server_without_any_protocol_feature_serves_a_folder() {
 #[test]
 fn features_of_rings_that_the_server_lacks_are_not_offered() {
     let server = serve(Manners { features: feature::VERSION_1 | PROTOCOL, ..GOOD });
-    let remote = Remote::new("test", &folder(), server.connect(2).unwrap()).unwrap();
+    let remote = server.remote(&folder());
     assert_eq!(remote.transport_features(), feature::VERSION_1);
 }
 
 #[test]
 fn case_g7_what_a_server_lacks_is_named() {
-    let lacks = |manners: Manners, served: Served, queues: u16| {
+    let lacks = |manners: Manners, spec: RemoteSpec| {
         let server = serve(manners);
-        let spec = RemoteSpec { served, queues, queue_size: 128 };
-        let made = server.connect(spec.all_queues()).map_err(RemoteError::from);
-        made.and_then(|connection| Remote::new("disk0", &spec, connection)).err().unwrap().to_string()
+        let made = server.meet(&spec).map_err(|error| error.to_string());
+        made.and_then(|server| Remote::new("dev0", &spec, server).map_err(|error| error.to_string())).err().unwrap()
     };
-    let text = lacks(Manners { protocol: MQ, ..GOOD }, Served::Disk, 1);
+    let text = lacks(Manners { protocol: MQ, ..GOOD }, disk(1));
     assert!(text.contains("lacks the protocol feature CONFIG"), "{text}");
-    let text = lacks(Manners { features: PROTOCOL, ..GOOD }, folder().served, 1);
+    let text = lacks(Manners { features: PROTOCOL, ..GOOD }, folder());
     assert!(text.contains("VIRTIO_F_VERSION_1"), "{text}");
-    let text = lacks(Manners { queues: 2, ..GOOD }, Served::Disk, 4);
+    let text = lacks(Manners { queues: 2, ..GOOD }, disk(4));
     assert!(text.contains("has 2 queues") && text.contains("asked for: 4"), "{text}");
+    assert!(lacks(GOOD, disk(2)).contains("VIRTIO_BLK_F_MQ"));
+    assert!(lacks(GOOD, interface(4)).contains("VIRTIO_NET_F_MQ"));
 }
 
 #[test]
 fn a_disk_shows_the_server_s_configuration() {
-    let server = serve(GOOD);
-    let spec = RemoteSpec { served: Served::Disk, queues: 2, queue_size: 128 };
-    let mut driver = Driver::new(Remote::new("disk0", &spec, server.connect(2).unwrap()).unwrap());
+    let server = serve(Manners { features: GOOD.features | 1 << virtio_blk::VIRTIO_BLK_F_MQ, ..GOOD });
+    let mut driver = Driver::new(server.remote(&disk(2)));
     assert_eq!((driver.config::<8>(0), driver.config::<2>(34)), ([7; 8], [2, 0]));
+}
+
+#[test]
+fn a_disk_that_becomes_another_size_is_shown_so() {
+    let server = serve(Manners { protocol: GOOD.protocol | BACKEND_REQ, changes: true, ..GOOD });
+    let mut driver = started_as(&disk(1), &server);
+    driver.wait("an interrupt for the configuration", |driver| driver.sent().contains(&0x40));
+    assert_eq!(driver.config::<4>(0), [8; 4]);
+    driver.write(0x14, &[0]);
+    drop(driver);
+    assert!(server.end().contains(&(16, MQ | REPLY_ACK | CONFIG | BACKEND_REQ)));
+}
+
+#[test]
+fn an_interface_has_what_both_sides_can_and_the_queues_that_the_driver_asks_for() {
+    let both = 1 << virtio_net::VIRTIO_NET_F_MQ | 1 << virtio_net::VIRTIO_NET_F_CSUM | 1 << virtio_net::VIRTIO_NET_F_GUEST_UFO;
+    let server = serve(Manners { features: GOOD.features | both, ..GOOD });
+    let mut driver = started_as(&interface(4), &server);
+    assert_eq!((driver.config::<6>(0), driver.config::<4>(8)), ([2, 0, 0, 0, 0, 9], [2, 0, 0x28, 0x23]));
+    driver.wait("the first pair to be in use", |driver| driver.sent().contains(&0x42));
+    driver.put(DATA, &[4, 0, 2, 0]);
+    driver.send(4, &[(DATA, 4, 0), (DATA + 64, 1, WRITE)]);
+    assert_eq!((driver.answer(4).len, driver.bytes(DATA + 64, 1)), (1, vec![0]));
+    driver.put(DATA, &[4, 0, 3, 0]);
+    driver.send(4, &[(DATA, 4, 0), (DATA + 64, 1, WRITE)]);
+    assert_eq!((driver.answer(4).len, driver.bytes(DATA + 64, 1)), (1, vec![1]), "there are not so many");
+    driver.write(0x14, &[0]);
+    drop(driver);
+    let requests = server.end();
+    let features = requests.iter().find(|(request, _)| *request == 2).unwrap().1;
+    let taken = 1 << virtio_net::VIRTIO_NET_F_MQ | 1 << virtio_net::VIRTIO_NET_F_CSUM;
+    assert_eq!(features, feature::TRANSPORT | PROTOCOL | taken, "what is between this process and the driver stays so");
+    let enabled = requests.iter().filter(|(request, _)| *request == 18).map(|(_, value)| (value & 0xFF, value >> 32));
+    let pairs = [(0, 1), (1, 1), (0, 1), (1, 1), (2, 1), (3, 1), (0, 0), (1, 0), (2, 0), (3, 0)];
+    assert_eq!(enabled.collect::<Vec<_>>(), pairs);
+}
+
+#[test]
+fn a_driver_without_several_queues_has_the_first_pair() {
+    let server = serve(Manners { features: GOOD.features | 1 << virtio_net::VIRTIO_NET_F_MQ, ..GOOD });
+    let mut driver = Driver::with_memory(server.remote(&interface(4)), shared_memory());
+    driver.set_up(feature::TRANSPORT);
+    driver.wait("both queues to be in use", |driver| driver.sent().contains(&0x42));
+    driver.write(0x14, &[0]);
+    drop(driver);
+    let started: Vec<_> = server.end().into_iter().filter(|(request, _)| *request == 12).map(|(_, value)| value & 0xFF).collect();
+    assert_eq!(started, [0, 1]);
+}
+
+#[test]
+fn a_server_that_comes_back_serves_the_next_start() {
+    let server = serve(Manners { dies_at: 18, ..GOOD });
+    let mut driver = started_as(&disk(1), &server);
+    driver.wait("the device to give up", Driver::gave_up);
+    let Process { directory, thread, .. } = server;
+    thread.join().unwrap();
+    let server = serve_in(directory, GOOD);
+    driver.write(0x14, &[0]);
+    driver.sent();
+    driver.set_up(u64::MAX);
+    driver.wait("an interrupt", |driver| driver.sent().contains(&0x41));
+    assert!(!driver.gave_up());
+    driver.write(0x14, &[0]);
+    drop(driver);
+    server.end();
+}
+
+#[test]
+fn one_that_comes_back_with_less_than_the_guest_was_told_of_is_refused() {
+    let server = serve(Manners { features: GOOD.features | 1 << virtio_blk::VIRTIO_BLK_F_FLUSH, dies_at: 18, ..GOOD });
+    let mut driver = started_as(&disk(1), &server);
+    driver.wait("the device to give up", Driver::gave_up);
+    let Process { directory, thread, .. } = server;
+    thread.join().unwrap();
+    let server = serve_in(directory, GOOD);
+    driver.write(0x14, &[0]);
+    driver.set_up(u64::MAX);
+    driver.wait("the device to give up again", Driver::gave_up);
+    drop(driver);
+    assert!(server.end().iter().all(|(request, _)| *request != 5), "it is told of no memory");
 }
 
 #[test]
@@ -280,11 +401,11 @@ fn a_server_that_dies_stops_the_device_and_nothing_else() {
 #[test]
 fn private_memory_is_refused_by_name() {
     let server = serve(GOOD);
-    let connection = server.connect(2).unwrap();
-    let mut driver = Driver::started(Remote::new("test", &folder(), connection.clone()).unwrap());
+    let remote = server.meet(&folder()).unwrap();
+    let mut driver = Driver::started(Remote::new("test", &folder(), remote.clone()).unwrap());
     driver.wait("the device to give up", Driver::gave_up);
-    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap();
-    let error = connection.start(feature::VERSION_1, &Memory::new(memory), &[], &[]).unwrap_err().to_string();
+    let memory = Memory::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
+    let error = remote.current().start(feature::VERSION_1, &memory, &[], &[], &AtomicUsize::new(0)).unwrap_err().to_string();
     assert!(error.contains("--memory shared=on") || error.contains("vhost-user server"), "{error}");
 }
 
@@ -293,7 +414,7 @@ fn a_tag_that_does_not_fit_is_refused() {
     for tag in ["", "a tag that is longer than thirty-six bytes"] {
         let server = serve(GOOD);
         let spec = RemoteSpec { served: Served::Folder { tag: tag.into() }, ..folder() };
-        let made = Remote::new("fs0", &spec, server.connect(2).unwrap());
+        let made = Remote::new("fs0", &spec, server.meet(&spec).unwrap());
         assert!(matches!(made, Err(RemoteError::Tag { .. })));
     }
 }
@@ -302,7 +423,7 @@ fn a_tag_that_does_not_fit_is_refused() {
 fn case_g8_the_connection_ends_with_the_device() {
     let server = serve(GOOD);
     let spec = RemoteSpec { served: Served::Folder { tag: String::new() }, ..folder() };
-    assert!(Remote::new("fs0", &spec, server.connect(2).unwrap()).is_err());
+    assert!(Remote::new("fs0", &spec, server.meet(&spec).unwrap()).is_err());
     // It would wait for ever if the socket were still open.
     server.end();
 }

@@ -1,0 +1,125 @@
+//! What is done between a server and the driver, from `DRIVER_OK` to the reset: hands the rings over, passes interrupts and
+//! changes of the configuration on, sees the server end, and takes the rings back.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use log::Level;
+use rustix::event::{PollFd, PollFlags, poll};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::connection::{Connection, ConnectionError};
+use super::server::{Server, ServerError};
+use crate::complaints::Complaints;
+use crate::virtio::function::Start;
+use crate::virtio::worker::{Bell, Stop};
+
+/// The work of one start of a device.
+pub(super) struct Relay {
+    pub(super) name: String,
+    pub(super) server: Arc<Server>,
+    /// Rings for the server, without those that are served here.
+    pub(super) start: Start,
+    /// How many of the rings are in use.
+    pub(super) enabled: Arc<AtomicUsize>,
+    /// Of all starts of the device, which a guest can repeat.
+    pub(super) complaints: Arc<Mutex<Complaints>>,
+    pub(super) calls: Vec<EventFd>,
+    pub(super) bell: Arc<Bell>,
+}
+
+/// Why a relay ends.
+enum Ended {
+    /// The device is reset.
+    Stopped,
+    /// The server hung up.
+    Gone,
+}
+
+impl Relay {
+    /// Works until `stop` says so or the server is gone.
+    pub(super) fn run(self, stop: &Stop) {
+        let connection = match self.begin() {
+            Ok(connection) => connection,
+            Err(error) => {
+                let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+                complaints.add_error(Level::Error, format_args!("{}: the device gives up", self.name), &error);
+                self.server.current().close();
+                self.start.signals.give_up();
+                return;
+            }
+        };
+        match self.relay(&connection, stop) {
+            // Without an answer the server may still write to guest memory: it gets no more of it.
+            Ended::Stopped => {
+                if let Err(error) = connection.stop(&self.start.rings) {
+                    let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+                    complaints.add_error(Level::Warn, format_args!("{}: its server does not stop", self.name), &error);
+                    connection.close();
+                }
+            }
+            Ended::Gone => {
+                let (path, name) = (self.server.path().display(), &self.name);
+                let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+                complaints.add(Level::Error, format_args!("{name}: the server at {path} is gone; the device gives up"));
+                connection.close();
+                self.start.signals.give_up();
+            }
+        }
+    }
+
+    /// Hands the rings to the server, to another process than before if that one has died meanwhile.
+    fn begin(&self) -> Result<Arc<Connection>, ServerError> {
+        let before = self.server.config();
+        let connection = self.server.connection()?;
+        connection.start(self.start.features, &self.start.memory, &self.start.rings, &self.calls, &self.enabled)?;
+        if self.server.config() != before {
+            self.start.signals.config_changed();
+        }
+        Ok(connection)
+    }
+
+    /// Signals the driver when the server says so.
+    fn relay(&self, connection: &Connection, stop: &Stop) -> Ended {
+        while !stop.stopped() {
+            let calls = self.calls.iter().map(borrow);
+            let mut waited: Vec<_> = calls.map(|call| PollFd::from_borrowed_fd(call, PollFlags::IN)).collect();
+            waited.push(PollFd::new(&*self.bell, PollFlags::IN));
+            waited.push(PollFd::new(connection, PollFlags::RDHUP));
+            waited.extend(connection.requests().map(|requests| PollFd::new(requests, PollFlags::IN)));
+            match poll(&mut waited, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return Ended::Gone,
+            }
+            let said = |at: usize| waited.get(at).is_some_and(|entry| !entry.revents().is_empty());
+            let (gone, asked) = (said(self.calls.len() + 1), said(self.calls.len() + 2));
+            for (ring, call) in self.start.rings.iter().zip(&self.calls) {
+                // Fails when nothing was said.
+                if call.read().is_ok() {
+                    self.start.signals.used(ring.index());
+                }
+            }
+            if stop.stopped() {
+                break;
+            }
+            if gone || asked && self.follow(connection).is_err() {
+                return Ended::Gone;
+            }
+        }
+        Ended::Stopped
+    }
+
+    /// Takes in what the server asks for: that its configuration is read again.
+    fn follow(&self, connection: &Connection) -> Result<(), ConnectionError> {
+        if connection.config_changed()? && self.server.read_config()? {
+            self.start.signals.config_changed();
+        }
+        Ok(())
+    }
+}
+
+fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open as long as `event`, which outlives the borrow.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}

@@ -1,0 +1,126 @@
+//! Who serves a device: the process that listens at a socket, or the one that listens there after it died.
+//!
+//! What a guest was told of the device stays as it was: a process that comes back must offer the same.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
+
+use super::connection::{Connection, ConnectionError};
+use super::{RemoteSpec, Served};
+
+/// Bytes of a disk's configuration, up to the last that a feature here is about (virtio 1.2 5.2.4).
+const BLOCK_CONFIG: u16 = 60;
+
+/// The other side of one device, for as long as the device is there.
+pub struct Server {
+    path: PathBuf,
+    queues: u16,
+    config_len: u16,
+    /// What was offered first.
+    features: u64,
+    connection: Mutex<Arc<Connection>>,
+    /// The device's configuration as the server last told it; nothing if it is not asked for.
+    config: Mutex<Vec<u8>>,
+}
+
+impl Server {
+    /// Connects to the process at `path`, for a device such as `spec`.
+    pub fn open(path: &Path, spec: &RemoteSpec) -> Result<Self, ServerError> {
+        let config_len = if spec.served == Served::Disk { BLOCK_CONFIG } else { 0 };
+        let (connection, config) = meet(path, spec.all_queues(), config_len)?;
+        Ok(Self {
+            path: path.into(),
+            queues: spec.all_queues(),
+            config_len,
+            features: connection.features(),
+            connection: Mutex::new(Arc::new(connection)),
+            config: Mutex::new(config),
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Device features that it offers.
+    #[must_use]
+    pub const fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// The device's configuration as it was last told.
+    pub(super) fn config(&self) -> Vec<u8> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks for the configuration again. Whether it is another one.
+    pub(super) fn read_config(&self) -> Result<bool, ConnectionError> {
+        if self.config_len == 0 {
+            return Ok(false);
+        }
+        let read = self.current().config(self.config_len)?;
+        let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = *config != read;
+        *config = read;
+        Ok(changed)
+    }
+
+    /// The conversation, which may have ended.
+    pub(super) fn current(&self) -> Arc<Connection> {
+        Arc::clone(&self.connection.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A conversation that goes on: the one that there is, or one with the process that listens there by now.
+    pub(super) fn connection(&self) -> Result<Arc<Connection>, ServerError> {
+        let current = self.current();
+        if current.lives() {
+            return Ok(current);
+        }
+        current.close();
+        let (connection, config) = meet(&self.path, self.queues, self.config_len)?;
+        let missing = self.features & !connection.features();
+        if missing != 0 {
+            return Err(ServerError::Less { path: self.path.clone(), missing });
+        }
+        let connection = Arc::new(connection);
+        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&connection);
+        Ok(connection)
+    }
+
+    /// Tells a server that has rings of memory that came; others learn of it when they get theirs. Memory that was there
+    /// stays. A server that does not follow is done with.
+    pub fn memory_grew(&self, memory: &GuestMemoryMmap) -> Result<(), ConnectionError> {
+        self.current().memory_grew(memory)
+    }
+}
+
+fn meet(path: &Path, queues: u16, config_len: u16) -> Result<(Connection, Vec<u8>), ServerError> {
+    let connection = Connection::open(path, queues)?;
+    let config = if config_len == 0 { Vec::new() } else { connection.config(config_len)? };
+    Ok((connection, config))
+}
+
+/// A server that is not there, or not as it was.
+#[derive(Debug, Error)]
+pub enum ServerError {
+    /// The conversation.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    /// Another one than before.
+    #[error(
+        "the server that listens at {} lacks the features {missing:#x}, which the one before it had and the guest was told of",
+        path.display()
+    )]
+    Less {
+        /// The socket.
+        path: PathBuf,
+        /// Feature bits.
+        missing: u64,
+    },
+}
