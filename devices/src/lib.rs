@@ -9,12 +9,14 @@
 //! | how does ACPI learn of processors and memory that come and go? | [`acpi`] |
 //! | how does a guest drive a paravirtual device, and what serves its disk? | [`virtio`] |
 //! | what happens to a guest that stands still? | [`watchdog`] |
+//! | how are threads held while the machine is paused? | [`gate`] |
 //!
 //! Devices know neither KVM nor the configuration that asked for them. They reach interrupts and memory through the
 //! seams of [`pci::seams`].
 
 pub mod acpi;
 pub mod complaints;
+pub mod gate;
 pub mod legacy;
 pub mod stub;
 pub mod vfio;

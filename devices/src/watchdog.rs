@@ -13,7 +13,7 @@ use pci::bar::{BarIndex, BarKind, BarSpec, Bars};
 use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec, InterruptSpec};
 use pci::function::{BarPiece, Changes, PciFunction, Programming, ResetKind};
 use pci::ids::{ClassCode, Ids};
-use pci::seams::MsiPort;
+use pci::seams::{MsiPort, Workers};
 
 use crate::legacy::Notify;
 
@@ -55,10 +55,6 @@ const UNLOCK: [u8; 2] = [0x80, 0x86];
 /// Clock of the timers, per second: the PCI clock, divided by 2^15 or by 2^5.
 const SLOW_HZ: u64 = 33_000_000 >> 15;
 const FAST_HZ: u64 = 33_000_000 >> 5;
-
-/// Holds the timers while the guest is held.
-#[derive(Clone)]
-pub struct WatchdogControl(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
@@ -161,24 +157,23 @@ impl State {
     }
 }
 
-impl WatchdogControl {
-    /// The timers stand still.
-    pub fn hold(&self) {
-        let mut state = self.0.lock();
+/// The timers stand still while the guest is held, and go on with the time that was left.
+impl Workers for Shared {
+    fn hold(&self) {
+        let mut state = self.lock();
         if state.held.is_none() {
             let left = state.deadline.take().map(|at| at.saturating_duration_since(Instant::now()));
             state.held = Some(left);
         }
-        self.0.changed.notify_all();
+        self.changed.notify_all();
     }
 
-    /// The timers go on, with the time that was left.
-    pub fn release(&self) {
-        let mut state = self.0.lock();
+    fn release(&self) {
+        let mut state = self.lock();
         if let Some(left) = state.held.take() {
             state.deadline = left.map(|left| Instant::now() + left);
         }
-        self.0.changed.notify_all();
+        self.changed.notify_all();
     }
 }
 
@@ -241,12 +236,6 @@ impl WatchdogFunction {
         };
         let shared = Arc::new(Shared { state: Mutex::new(State::new()), changed: Condvar::new(), expired });
         Ok(Self { registers: Emulated::new(&spec, msi, None)?, shared, thread: None, detached: false })
-    }
-
-    /// To hold it while the guest is held.
-    #[must_use]
-    pub fn control(&self) -> WatchdogControl {
-        WatchdogControl(self.shared.clone())
     }
 
     fn start_counting(&mut self) {
@@ -343,6 +332,10 @@ impl PciFunction for WatchdogFunction {
 
     fn bus_master(&self) -> bool {
         self.registers.bus_master()
+    }
+
+    fn workers(&self) -> Option<Arc<dyn Workers>> {
+        Some(self.shared.clone())
     }
 
     fn detach(&mut self) {
@@ -459,7 +452,7 @@ mod tests {
     #[test]
     fn the_timers_stand_still_while_the_guest_is_held() {
         let (mut device, expired) = watchdog();
-        let control = device.control();
+        let control = device.workers().unwrap();
         start(&mut device, 20);
         control.hold();
         control.hold();

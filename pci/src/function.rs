@@ -11,6 +11,7 @@ use crate::address::Devfn;
 use crate::bar::{BarIndex, Bars};
 use crate::errors::{PcieError, Recorded};
 use crate::mirror::Mirror;
+use crate::seams::Workers;
 
 /// Stable name of a function for the life of the machine: its index in the plan, never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -132,6 +133,10 @@ pub trait PciFunction: Send {
     /// errors, and the port above keeps them.
     fn record_error(&mut self, _error: PcieError, _header: [u32; 4]) -> Recorded {
         Recorded::Nothing
+    }
+    /// What it has at work beside the vCPUs. By default nothing that a pause of the machine would have to hold.
+    fn workers(&self) -> Option<Arc<dyn Workers>> {
+        None
     }
     /// Ends its life in the machine: afterwards every read gives all ones, since late callers may still hold it.
     fn detach(&mut self);

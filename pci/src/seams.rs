@@ -53,6 +53,15 @@ pub trait IntxEvents: Send + Sync {
     fn resample(&self) -> BorrowedFd<'_>;
 }
 
+/// What a function has at work beside the vCPUs: threads that touch guest memory, or that count time for the guest.
+pub trait Workers: Send + Sync {
+    /// Has them stand still. When this returns they touch no guest memory and take nothing off a queue until they are released;
+    /// what they had begun is done. Call without the function's lock, while no vCPU runs. Held twice is held once.
+    fn hold(&self);
+    /// Lets them go on, and look at everything once that may have come meanwhile.
+    fn release(&self);
+}
+
 /// An emulated function's way to guest-physical addresses: RAM and peers' BARs.
 pub trait DmaPort: Send + Sync {
     /// Fills `data` from `at`. Fails while bus mastering is off or where nothing answers.

@@ -17,6 +17,7 @@ use devices::vfio::Domain;
 use devices::virtio::balloon::BalloonControl;
 use devices::virtio::{Memory, console};
 use kvm_bindings::CpuId;
+use pci::seams::Workers;
 use thiserror::Error;
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
@@ -294,20 +295,21 @@ impl Machine {
         self.hot_plug.press_power_button();
     }
 
-    /// Keeps the guest from running. Returns when no vCPU runs.
+    /// Keeps the guest from running. When this returns, no vCPU runs and no emulated device touches guest memory. Functions of the
+    /// host go on with what they were told.
     pub fn pause(&self) {
         self.threads.pause();
-        if let Some(watchdog) = self.factory.watchdog() {
-            watchdog.hold();
-        }
+        self.workers().iter().for_each(|workers| workers.hold());
     }
 
     /// Lets the guest go on.
     pub fn resume(&self) {
-        if let Some(watchdog) = self.factory.watchdog() {
-            watchdog.release();
-        }
+        self.workers().iter().for_each(|workers| workers.release());
         self.threads.resume();
+    }
+
+    fn workers(&self) -> Vec<Arc<dyn Workers>> {
+        self.pci.change(|tree| tree.hierarchy.workers())
     }
 
     /// The balloon, if there is one.

@@ -4,11 +4,11 @@
 //! may be BARs of other stubs or of its own.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use log::Level;
 use pci::interrupts::Interrupts;
-use pci::seams::{DmaError, DmaPort};
+use pci::seams::{DmaError, DmaPort, Workers};
 
 use super::lock;
 use super::regs::{ControlRegs, Copy};
@@ -24,14 +24,48 @@ pub struct Engine {
     port: Arc<dyn DmaPort>,
     interrupts: Arc<Interrupts>,
     queue: Option<Sender<Copy>>,
+    busy: Arc<Busy>,
     complaints: Complaints,
+}
+
+/// Copies that were started and have not ended. To hold the engine is to wait for them: they are short, and no vCPU starts new
+/// ones meanwhile.
+#[derive(Debug, Default)]
+pub struct Busy {
+    count: Mutex<u32>,
+    ended: Condvar,
+}
+
+impl Busy {
+    fn change(&self, change: impl FnOnce(&mut u32)) {
+        change(&mut self.count.lock().unwrap_or_else(PoisonError::into_inner));
+        self.ended.notify_all();
+    }
+}
+
+impl Workers for Busy {
+    fn hold(&self) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        while *count > 0 {
+            count = self.ended.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn release(&self) {}
 }
 
 impl Engine {
     /// An engine for the function `name` that reports to `regs` and `interrupts`. Starts nothing yet.
     #[must_use]
     pub fn new(name: &str, regs: Arc<Mutex<ControlRegs>>, port: Arc<dyn DmaPort>, interrupts: Arc<Interrupts>) -> Self {
-        Self { thread_name: format!("dma-{name}"), regs, port, interrupts, queue: None, complaints: Complaints::default() }
+        let (thread_name, busy, complaints) = (format!("dma-{name}"), Arc::default(), Complaints::default());
+        Self { thread_name, regs, port, interrupts, queue: None, busy, complaints }
+    }
+
+    /// What is under way.
+    #[must_use]
+    pub fn busy(&self) -> Arc<Busy> {
+        self.busy.clone()
     }
 
     /// Has `copy` carried out. Its end shows in the registers.
@@ -39,7 +73,9 @@ impl Engine {
         if self.queue.is_none() {
             self.queue = self.spawn();
         }
+        self.busy.change(|count| *count += 1);
         if self.queue.as_ref().is_none_or(|queue| queue.send(copy).is_err()) {
+            self.busy.change(|count| *count -= 1);
             lock(&self.regs).finish(&copy, false);
         }
     }
@@ -53,7 +89,8 @@ impl Engine {
     fn spawn(&mut self) -> Option<Sender<Copy>> {
         let (queue, copies) = channel();
         let (regs, port, interrupts) = (self.regs.clone(), self.port.clone(), self.interrupts.clone());
-        let work = move || work(&copies, &regs, &*port, &interrupts);
+        let busy = self.busy.clone();
+        let work = move || work(&copies, &regs, &*port, &interrupts, &busy);
         match std::thread::Builder::new().name(self.thread_name.clone()).spawn(work) {
             Ok(_) => Some(queue),
             Err(error) => {
@@ -66,7 +103,7 @@ impl Engine {
 }
 
 /// Ends when the function is gone: the queue closes with it.
-fn work(copies: &Receiver<Copy>, regs: &Mutex<ControlRegs>, port: &dyn DmaPort, interrupts: &Interrupts) {
+fn work(copies: &Receiver<Copy>, regs: &Mutex<ControlRegs>, port: &dyn DmaPort, interrupts: &Interrupts, busy: &Busy) {
     for one in copies {
         let ok = copy(&one, port, || lock(regs).runs(&one)).is_ok();
         let mut regs = lock(regs);
@@ -76,6 +113,8 @@ fn work(copies: &Receiver<Copy>, regs: &Mutex<ControlRegs>, port: &dyn DmaPort, 
         {
             interrupts.raise(vector);
         }
+        drop(regs);
+        busy.change(|count| *count -= 1);
     }
 }
 

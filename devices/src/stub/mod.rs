@@ -26,7 +26,7 @@ use pci::errors::{PcieError, Recorded};
 use pci::function::{BarPiece, Changes, Pages, PciFunction, Programming, ResetKind};
 use pci::ids::Ids;
 use pci::mirror::Mirror;
-use pci::seams::{DmaPort, IntxLine, MsiPort};
+use pci::seams::{DmaPort, IntxLine, MsiPort, Workers};
 use thiserror::Error;
 
 use dma::Engine;
@@ -189,6 +189,10 @@ impl PciFunction for StubFunction {
 
     fn record_error(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {
         self.registers.record_error(error, header)
+    }
+
+    fn workers(&self) -> Option<Arc<dyn Workers>> {
+        Some(self.engine.busy())
     }
 
     fn detach(&mut self) {

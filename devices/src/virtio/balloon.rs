@@ -153,11 +153,12 @@ impl Device for Balloon {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let crew = start.crew;
         let worker = |ring: Ring| {
             let (index, bell) = (ring.index(), ring.bell().clone());
             let name = format!("bal{index}-{}", self.thread_name);
             let control = self.control.clone();
-            Worker::start(name, vec![bell], move |stop| {
+            Worker::start(name, &crew, vec![bell], move |stop| {
                 ring.run(stop, |chain, memory| match index {
                     // The guest keeps away from its pages all the same.
                     _ if control.pinned() => Served::Used(0),

@@ -127,7 +127,7 @@ impl Device for Console {
         if let Some(ring) = start.ring(TRANSMIT) {
             let output = self.output.clone();
             let name = format!("out-{}", self.thread_name);
-            workers.push(Worker::start(name, vec![ring.bell().clone()], move |stop| {
+            workers.push(Worker::start(name, &start.crew, vec![ring.bell().clone()], move |stop| {
                 ring.run(stop, |chain, memory| print(&*output, chain, memory, stop));
             })?);
         }
@@ -135,7 +135,7 @@ impl Device for Console {
             let (input, bell) = (self.input.clone(), ring.bell().clone());
             input.serve_by(Some(bell.clone()));
             let name = format!("in-{}", self.thread_name);
-            workers.push(Worker::start(name, vec![bell], move |stop| type_in(ring, &input, stop))?);
+            workers.push(Worker::start(name, &start.crew, vec![bell], move |stop| type_in(ring, &input, stop))?);
         }
         Ok(workers)
     }
@@ -180,7 +180,7 @@ fn type_in(mut ring: Ring, input: &Input, stop: &Stop) {
 
 fn fill(ring: &mut Ring, input: &Input, stop: &Stop) -> Result<(), Corrupt> {
     let memory = ring.memory();
-    while !stop.stopped() && !input.lock().waiting.is_empty() {
+    while !stop.ends() && !input.lock().waiting.is_empty() {
         let Some(chain) = ring.pop(&memory)? else {
             // The driver rings for the next buffer, or has offered one meanwhile.
             if ring.listen(&memory)? {

@@ -10,7 +10,7 @@ use pci::access::{self, Access, Reg};
 use pci::bar::{BarIndex, Bars};
 use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use pci::function::{BarPiece, Changes, Doorbell, PciFunction, Programming, ResetKind};
-use pci::seams::MsiPort;
+use pci::seams::{MsiPort, Workers};
 use thiserror::Error;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::guest_memory::Permissions;
@@ -20,10 +20,10 @@ use super::common::{self, CommonRegs, Event, QueueRegs, status};
 use super::feature;
 use super::kind::Kind;
 use super::layout::{self, Part};
-use super::ring::{Memory, Ring};
+use super::ring::{Mark, Memory, Ring};
 use super::signals::Signals;
 use super::window::{Touch, Window};
-use super::worker::{Bell, Worker};
+use super::worker::{Bell, Crew, Worker};
 use crate::complaints::Complaints;
 
 /// What is particular to one kind of device.
@@ -62,6 +62,8 @@ pub struct Start {
     pub memory: Memory,
     /// To signal the driver.
     pub signals: Arc<Signals>,
+    /// Who serves the queues.
+    pub crew: Arc<Crew>,
 }
 
 impl Start {
@@ -81,6 +83,9 @@ pub struct VirtioFunction<D: Device> {
     memory: Memory,
     /// The doorbell of each queue.
     bells: Vec<Arc<Bell>>,
+    /// Where each queue stands.
+    marks: Vec<Arc<Mark>>,
+    crew: Arc<Crew>,
     /// Empty while no queue is served.
     workers: Vec<Worker>,
     device: D,
@@ -110,7 +115,7 @@ impl<D: Device> VirtioFunction<D> {
             serial_number: None,
         };
         let registers = Emulated::new(&spec, msi, None)?;
-        let bells = sizes.iter().map(|_| Bell::new().map(Arc::new)).collect::<Result<_, _>>().map_err(VirtioError::Bell)?;
+        let bells = sizes.iter().map(|_| Bell::new().map(Arc::new)).collect::<Result<Vec<_>, _>>().map_err(VirtioError::Bell)?;
         let read = |at: u8| registers.config_read(Reg::containing(at.into()));
         let window = pci::caps::walk(read).into_iter().find_map(|extent| {
             let at = extent.offset;
@@ -122,7 +127,9 @@ impl<D: Device> VirtioFunction<D> {
             window,
             signals: Arc::new(Signals::new(registers.interrupts(), sizes.len())),
             memory,
+            marks: bells.iter().map(|_| Arc::default()).collect(),
             bells,
+            crew: Arc::default(),
             workers: Vec::new(),
             registers,
             device,
@@ -207,18 +214,19 @@ impl<D: Device> VirtioFunction<D> {
     fn start(&mut self) {
         let features = self.common.features;
         let memory = self.memory.memory();
-        let numbered = self.common.queues.iter().zip(&self.bells).enumerate();
+        let numbered = self.common.queues.iter().zip(&self.bells).zip(&self.marks).enumerate();
         let rings: Option<Vec<Ring>> = numbered
-            .filter(|(_, (regs, _))| regs.enabled)
-            .map(|(index, (regs, bell))| {
+            .filter(|(_, ((regs, _), _))| regs.enabled)
+            .map(|(index, ((regs, bell), mark))| {
                 let queue = queue(regs, features, &memory)?;
-                Some(Ring::new(index, queue, bell.clone(), self.memory.clone(), self.signals.clone()))
+                Some(Ring::new(index, queue, bell.clone(), self.memory.clone(), self.signals.clone(), mark.clone()))
             })
             .collect();
         let Some(rings) = rings else { return self.signals.give_up() };
         // What waits since before the start is looked at.
         rings.iter().for_each(|ring| ring.bell().ring());
-        let start = Start { features, rings, memory: self.memory.clone(), signals: self.signals.clone() };
+        let (memory, signals, crew) = (self.memory.clone(), self.signals.clone(), self.crew.clone());
+        let start = Start { features, rings, memory, signals, crew };
         match self.device.start(start) {
             Ok(workers) => self.workers = workers,
             Err(error) => {
@@ -232,6 +240,7 @@ impl<D: Device> VirtioFunction<D> {
     /// As after a write of 0 to the device status: no worker touches guest memory any more.
     fn reset_device(&mut self) {
         self.workers.clear();
+        self.marks.iter().for_each(|mark| mark.set(0, 0));
         self.device.reset();
         self.common.reset();
         self.signals.reset();
@@ -333,6 +342,10 @@ impl<D: Device> PciFunction for VirtioFunction<D> {
 
     fn bus_master(&self) -> bool {
         self.registers.bus_master()
+    }
+
+    fn workers(&self) -> Option<Arc<dyn Workers>> {
+        Some(self.crew.clone())
     }
 
     fn detach(&mut self) {

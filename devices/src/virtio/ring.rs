@@ -2,7 +2,7 @@
 
 use std::num::Wrapping;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::atomic::GuestMemoryLoadGuard;
@@ -18,6 +18,24 @@ pub type Snapshot = GuestMemoryLoadGuard<GuestMemoryMmap>;
 /// Descriptors of one buffer.
 pub type Chain<'m> = DescriptorChain<&'m GuestMemoryMmap>;
 
+/// Where a ring stands, as its worker left it. To be read while the worker is held, or has ended.
+#[derive(Debug, Default)]
+pub struct Mark(AtomicU32);
+
+impl Mark {
+    /// The next entry of the available ring that is taken, and of the used ring that is given.
+    #[must_use]
+    pub fn get(&self) -> (u16, u16) {
+        let [a, b, c, d] = self.0.load(Ordering::Acquire).to_le_bytes();
+        (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
+    }
+
+    /// Sets both.
+    pub fn set(&self, available: u16, used: u16) {
+        self.0.store(u32::from(available) | u32::from(used) << 16, Ordering::Release);
+    }
+}
+
 /// A queue that the driver has set up.
 pub struct Ring {
     index: usize,
@@ -27,6 +45,7 @@ pub struct Ring {
     signals: Arc<Signals>,
     /// Where the used ring stood when the driver was last told.
     told: u16,
+    mark: Arc<Mark>,
 }
 
 /// The ring makes no sense: only a reset helps.
@@ -53,9 +72,23 @@ pub enum Served {
 }
 
 impl Ring {
-    pub(super) fn new(index: usize, queue: Queue, bell: Arc<Bell>, memory: Memory, signals: Arc<Signals>) -> Self {
-        let told = queue.next_used();
-        Self { index, queue, bell, memory, signals, told }
+    /// The queue goes on where `mark` is.
+    pub(super) fn new(
+        index: usize,
+        mut queue: Queue,
+        bell: Arc<Bell>,
+        memory: Memory,
+        signals: Arc<Signals>,
+        mark: Arc<Mark>,
+    ) -> Self {
+        let (available, told) = mark.get();
+        queue.set_next_avail(available);
+        queue.set_next_used(told);
+        Self { index, queue, bell, memory, signals, told, mark }
+    }
+
+    fn note(&self) {
+        self.mark.set(self.queue.next_avail(), self.queue.next_used());
     }
 
     /// Its number.
@@ -87,12 +120,15 @@ impl Ring {
         if !self.signals.bus_master() {
             return Ok(None);
         }
-        Ok(self.queue.iter(memory)?.next())
+        let chain = self.queue.iter(memory)?.next();
+        self.note();
+        Ok(chain)
     }
 
     /// Puts the buffer back that was taken last.
     pub fn put_back(&mut self) {
         self.queue.go_to_previous_position();
+        self.note();
     }
 
     /// Whether the function may touch guest memory.
@@ -110,6 +146,7 @@ impl Ring {
     /// Puts all buffers back that were taken since `position`.
     pub fn rewind(&mut self, position: u16) {
         self.queue.set_next_avail(position);
+        self.note();
     }
 
     /// Gives several buffers to the driver in one step, pairs of head and bytes written: a packet that lies in several must
@@ -132,7 +169,9 @@ impl Ring {
 
     /// Gives a buffer to the driver, `len` bytes of it written. [`Ring::tell`] follows, once for several of them.
     pub fn push(&mut self, memory: &GuestMemoryMmap, head: u16, len: u32) -> Result<(), Corrupt> {
-        Ok(self.queue.add_used(memory, head, len)?)
+        self.queue.add_used(memory, head, len)?;
+        self.note();
+        Ok(())
     }
 
     /// Interrupts the driver, if it wants to hear of the buffers that it was given.
@@ -181,9 +220,9 @@ impl Ring {
     /// Serves what the ring holds, in order, until it is empty and the driver will ring again.
     pub fn drain(&mut self, stop: &Stop, mut serve: impl FnMut(Chain<'_>, &GuestMemoryMmap) -> Served) -> Result<(), Corrupt> {
         let memory = self.memory();
-        while self.signals.bus_master() && !stop.stopped() {
+        while self.signals.bus_master() && !stop.ends() {
             self.hush(&memory)?;
-            while !stop.stopped() {
+            while !stop.ends() {
                 let Some(chain) = self.pop(&memory)? else { break };
                 let head = chain.head_index();
                 match serve(chain, &memory) {

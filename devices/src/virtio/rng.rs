@@ -63,9 +63,10 @@ impl Device for Rng {
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
+        let crew = start.crew;
         let worker = |ring: Ring| {
             let source = self.source.clone();
-            Worker::start(self.thread_name.clone(), vec![ring.bell().clone()], move |stop| {
+            Worker::start(self.thread_name.clone(), &crew, vec![ring.bell().clone()], move |stop| {
                 ring.run(stop, |chain, memory| source.serve(chain, memory));
             })
         };

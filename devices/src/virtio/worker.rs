@@ -1,14 +1,19 @@
-//! Threads that serve queues: started when the driver is ready, woken by doorbells, stopped by a reset.
+//! Threads that serve queues: started when the driver is ready, woken by doorbells, stopped by a reset, held while the machine
+//! is paused.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pci::seams::Workers;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::gate::Gate;
 
 /// A queue's doorbell. It lives as long as the function; a ring that nobody took yet wakes the next worker once.
 #[derive(Debug)]
@@ -26,13 +31,14 @@ impl Bell {
         let _ = self.0.write(1);
     }
 
-    /// Waits until somebody rings. False when the worker should end.
+    /// Waits until somebody rings, and as long as the worker is held. False when the worker should end.
     #[must_use]
     pub fn wait(&self, stop: &Stop) -> bool {
         self.wait_or(stop, None, None)
     }
 
-    /// Waits until somebody rings, `other` is ready, or `time` has passed. False when the worker should end.
+    /// Waits until somebody rings, `other` is ready, or `time` has passed, and as long as the worker is held. False when the
+    /// worker should end.
     #[must_use]
     pub fn wait_or(&self, stop: &Stop, other: Option<(BorrowedFd<'_>, PollFlags)>, time: Option<Duration>) -> bool {
         let mut waited = vec![PollFd::new(self, PollFlags::IN)];
@@ -46,7 +52,7 @@ impl Bell {
         if waited.first().is_some_and(|bell| bell.revents().contains(PollFlags::IN)) {
             self.take();
         }
-        !stop.stopped()
+        !stop.ends()
     }
 
     /// The event, for somebody else to wait for.
@@ -67,15 +73,95 @@ impl AsFd for Bell {
     }
 }
 
-/// Tells a worker to end.
-#[derive(Debug, Clone, Default)]
-pub struct Stop(Arc<AtomicBool>);
+/// Tells a worker to end, or to stand still.
+#[derive(Debug, Clone)]
+pub struct Stop {
+    stopped: Arc<AtomicBool>,
+    crew: Arc<Crew>,
+}
 
 impl Stop {
-    /// Whether the worker should end. To be asked between system calls that take long.
+    /// Whether the worker should end. To be asked between system calls that take long, whatever is under way.
     #[must_use]
     pub fn stopped(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Whether the worker should end; waits as long as it is held. To be asked between two buffers: whatever was taken off a
+    /// queue has been given back, and what is done of the rest is known to the rings.
+    #[must_use]
+    pub fn ends(&self) -> bool {
+        self.crew.gate.pass(|| self.stopped());
+        self.stopped()
+    }
+
+    /// Whether [`Stop::ends`] would wait. For those who have to finish something before.
+    #[must_use]
+    pub fn held(&self) -> bool {
+        self.crew.gate.is_closed()
+    }
+}
+
+/// All workers of a function. They are held and released together; one that starts meanwhile is held, too.
+#[derive(Debug, Default)]
+pub struct Crew {
+    gate: Gate,
+    members: Mutex<Members>,
+}
+
+#[derive(Debug, Default)]
+struct Members {
+    /// What wakes each of them.
+    bells: BTreeMap<u64, Vec<Arc<Bell>>>,
+    next: u64,
+}
+
+/// How long workers have to come to the gate before they are called again.
+const CALL: Duration = Duration::from_micros(100);
+
+impl Crew {
+    fn join(self: &Arc<Self>, bells: Vec<Arc<Bell>>) -> Member {
+        let mut members = self.members();
+        let number = members.next;
+        members.next += 1;
+        members.bells.insert(number, bells);
+        Member { crew: self.clone(), number }
+    }
+
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self) {
+        self.members().bells.values().flatten().for_each(|bell| bell.ring());
+    }
+}
+
+impl Workers for Crew {
+    fn hold(&self) {
+        self.gate.close();
+        while self.gate.waiting() < self.members().bells.len() {
+            self.call();
+            std::thread::sleep(CALL);
+        }
+    }
+
+    fn release(&self) {
+        self.gate.open();
+        // What came meanwhile rang for nobody.
+        self.call();
+    }
+}
+
+/// A worker's place among the others; it leaves with its thread.
+struct Member {
+    crew: Arc<Crew>,
+    number: u64,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.crew.members().bells.remove(&self.number);
     }
 }
 
@@ -88,19 +174,29 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts `work` on a thread `name` (Linux keeps 15 bytes of it). `work` waits for one or more of `bells`, all of which
-    /// ring when [`Stop::stopped`] has become true, and then ends.
-    pub fn start(name: String, bells: Vec<Arc<Bell>>, work: impl FnOnce(&Stop) + Send + 'static) -> io::Result<Self> {
-        let stop = Stop::default();
+    /// Starts `work` on a thread `name` (Linux keeps 15 bytes of it), as one of `crew`. `work` waits for one or more of `bells`,
+    /// all of which ring when [`Stop::stopped`] or [`Stop::held`] has become true, and then ends or asks [`Stop::ends`].
+    pub fn start(
+        name: String,
+        crew: &Arc<Crew>,
+        bells: Vec<Arc<Bell>>,
+        work: impl FnOnce(&Stop) + Send + 'static,
+    ) -> io::Result<Self> {
+        let stop = Stop { stopped: Arc::default(), crew: crew.clone() };
         let inside = stop.clone();
-        let thread = std::thread::Builder::new().name(name).spawn(move || work(&inside))?;
+        let member = crew.join(bells.clone());
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            work(&inside);
+            drop(member);
+        })?;
         Ok(Self { stop, bells, thread: Some(thread) })
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.stop.0.store(true, Ordering::Release);
+        self.stop.stopped.store(true, Ordering::Release);
+        self.stop.crew.gate.recall();
         self.bells.iter().for_each(|bell| bell.ring());
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -112,23 +208,64 @@ impl Drop for Worker {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU32;
+
     use super::*;
-    use std::sync::mpsc::channel;
 
     #[test]
-    fn a_worker_works_when_rung_and_ends_when_dropped() {
-        let (done, seen) = channel();
+    fn workers_that_are_held_stand_still_until_they_are_released_or_end() {
+        let crew = Arc::new(Crew::default());
+        let count = Arc::new(AtomicU32::new(0));
+        let start = || {
+            let (bell, count) = (Arc::new(Bell::new().unwrap()), count.clone());
+            Worker::start("test".into(), &crew, vec![bell.clone()], move |stop| {
+                while bell.wait_or(stop, None, Some(Duration::from_micros(10))) {
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+            .unwrap()
+        };
+        let moves = || {
+            let before = count.load(Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(20));
+            count.load(Ordering::Relaxed) != before
+        };
+        let workers = [start(), start()];
+        for _ in 0..3 {
+            crew.hold();
+            assert!(!moves());
+            crew.release();
+            let since = count.load(Ordering::Relaxed);
+            while count.load(Ordering::Relaxed) == since {
+                std::thread::yield_now();
+            }
+        }
+        crew.hold();
+        let late = start();
+        crew.hold();
+        assert!(!moves(), "one that came while the others were held");
+        drop(workers);
+        drop(late);
+        crew.hold();
+        crew.release();
+    }
+
+    #[test]
+    fn a_worker_that_rests_is_called_to_the_gate() {
+        let crew = Arc::new(Crew::default());
         let bell = Arc::new(Bell::new().unwrap());
-        let inside = bell.clone();
-        let worker = Worker::start("blk-test".into(), vec![bell.clone()], move |stop| {
+        let (inside, rung) = (bell.clone(), Arc::new(AtomicU32::new(0)));
+        let seen = rung.clone();
+        let _worker = Worker::start("test".into(), &crew, vec![bell], move |stop| {
             while inside.wait(stop) {
-                done.send(std::thread::current().name().map(str::to_owned)).unwrap();
+                seen.fetch_add(1, Ordering::Relaxed);
             }
         })
         .unwrap();
-        bell.ring();
-        assert_eq!(seen.recv().unwrap().as_deref(), Some("blk-test"));
-        drop(worker);
-        assert!(seen.recv().is_err(), "the thread is gone");
+        crew.hold();
+        crew.release();
+        while rung.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
     }
 }

@@ -26,7 +26,7 @@ use crate::intx;
 use crate::mirror::Mirror;
 use crate::port::{Port, PortError};
 use crate::regs::{header, type0};
-use crate::seams::MsiPort;
+use crate::seams::{MsiPort, Workers};
 use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, PlannedRootComplex, PortKind, Window};
 
 pub use fit::{Missing, Shortfall};
@@ -233,6 +233,16 @@ impl Hierarchy {
             What::Port(port) => Some(port),
             What::Endpoint(_) => None,
         }
+    }
+
+    /// What endpoints have at work beside the vCPUs.
+    #[must_use]
+    pub fn workers(&self) -> Vec<Arc<dyn Workers>> {
+        let endpoints = self.nodes.values().filter_map(|node| match &node.what {
+            What::Endpoint(shared) => lock(shared).workers(),
+            What::Port(_) => None,
+        });
+        endpoints.collect()
     }
 
     /// Ends every endpoint's life in the machine.

@@ -70,9 +70,9 @@ pub enum CtlCommand {
     },
     /// Start the machine
     Boot,
-    /// Hold the processors
+    /// Hold the processors and emulated devices; functions of the host finish what they were told
     Pause,
-    /// Let the processors go on
+    /// Let processors and devices go on
     Resume,
     /// Reset the machine; devices that were added stay
     Reboot,

@@ -16,7 +16,7 @@ use devices::virtio::balloon::BalloonControl;
 use devices::virtio::net::NetError;
 use devices::virtio::vhost_user::RemoteError;
 use devices::virtio::{BlockError, Memory, VirtioError, console};
-use devices::watchdog::{WatchdogControl, WatchdogFunction};
+use devices::watchdog::WatchdogFunction;
 use pci::address::HostBdf;
 use pci::bar::{BarSpec, ROM};
 use pci::emulated::EmulatedError;
@@ -46,7 +46,6 @@ pub struct Factory {
     console: Option<(Arc<dyn ConsoleSink>, Arc<console::Input>)>,
     /// What a watchdog calls.
     expired: Option<Arc<dyn Fn() + Send + Sync>>,
-    watchdog: Option<WatchdogControl>,
     space: Arc<AddressSpace>,
     routes: GsiTable,
     msi: Arc<dyn MsiPort>,
@@ -87,20 +86,8 @@ impl Factory {
     ) -> Self {
         let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
         let Functions { domain, open } = functions;
-        let factory = Self {
-            vm,
-            memory,
-            backends,
-            console: None,
-            expired: None,
-            watchdog: None,
-            space,
-            routes,
-            msi,
-            domain,
-            open,
-            wires: BTreeMap::new(),
-        };
+        let factory =
+            Self { vm, memory, backends, console: None, expired: None, space, routes, msi, domain, open, wires: BTreeMap::new() };
         if factory.domain.is_some() {
             factory.pin_balloon();
         }
@@ -126,12 +113,6 @@ impl Factory {
             }
             balloon.pin();
         }
-    }
-
-    /// The watchdog, once it has been made.
-    #[must_use]
-    pub fn watchdog(&self) -> Option<&WatchdogControl> {
-        self.watchdog.as_ref()
     }
 
     /// The balloon, if there is one.
@@ -193,9 +174,7 @@ impl Factory {
             spec::Endpoint::Virtio(device) => self.virtio(order.name, device)?,
             spec::Endpoint::Watchdog => {
                 let expired = self.expired.clone().ok_or(FunctionError::Unknown)?;
-                let made = WatchdogFunction::new(Arc::clone(&self.msi), Box::new(move || expired()))?;
-                self.watchdog = Some(made.control());
-                Arc::new(Mutex::new(made))
+                Arc::new(Mutex::new(WatchdogFunction::new(Arc::clone(&self.msi), Box::new(move || expired()))?))
             }
             spec::Endpoint::Vfio { at, clique, clique_any_vendor } => {
                 let options = VfioOptions { clique: *clique, clique_any_vendor: *clique_any_vendor, placement: order.placement };

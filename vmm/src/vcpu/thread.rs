@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use devices::gate::Gate;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use thiserror::Error;
@@ -14,7 +15,6 @@ use vm_device::device_manager::IoManager;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use super::counters::{Count, Counters};
-use super::gate::Gate;
 use super::setup::Vcpu;
 use crate::address_space::AddressSpace;
 use crate::pci_bus::PciBus;
@@ -229,25 +229,46 @@ impl Runner {
     fn run(&self, vcpu: &mut Vcpu, leave: &AtomicBool, counters: &Counters) {
         let stopped = || self.stop.load(Ordering::Acquire) || leave.load(Ordering::Acquire);
         loop {
-            self.gate.pass(stopped);
-            if stopped() {
-                return;
-            }
-            let ended = match vcpu.fd.run() {
-                Ok(exit) => match self.dispatch(exit, counters) {
-                    Next::Continue => continue,
-                    Next::TripleFault => Ended::TripleFault,
-                    Next::Broken { what, code } => Ended::Broken { id: vcpu.id, what, code, at: instruction_pointer(&vcpu.fd) },
-                },
-                // A signal, or a vCPU that is not started yet.
-                Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => continue,
-                Err(error) => {
-                    let code = u64::try_from(error.errno()).unwrap_or(0);
-                    Ended::Broken { id: vcpu.id, what: "KVM_RUN failed, errno", code, at: instruction_pointer(&vcpu.fd) }
+            let mut next = if self.gate.is_closed() { self.settle(vcpu, counters) } else { Next::Rest };
+            if matches!(next, Next::Rest) {
+                self.gate.pass(stopped);
+                if stopped() {
+                    return;
                 }
+                next = self.step(vcpu, counters);
+            }
+            let ended = match next {
+                Next::Continue | Next::Rest => continue,
+                Next::TripleFault => Ended::TripleFault,
+                Next::Broken { what, code } => Ended::Broken { id: vcpu.id, what, code, at: instruction_pointer(&vcpu.fd) },
             };
             (self.ended)(ended);
             return;
+        }
+    }
+
+    /// Lets KVM finish the access that the vCPU left the guest for, without a further instruction: its registers are whole
+    /// afterwards (linux: Documentation/virt/kvm/api.rst, `immediate_exit`).
+    fn settle(&self, vcpu: &mut Vcpu, counters: &Counters) -> Next {
+        vcpu.fd.set_kvm_immediate_exit(1);
+        let next = loop {
+            match self.step(vcpu, counters) {
+                // An access of several parts.
+                Next::Continue => {}
+                next => break next,
+            }
+        };
+        vcpu.fd.set_kvm_immediate_exit(0);
+        next
+    }
+
+    /// Runs it to its next exit and answers that.
+    fn step(&self, vcpu: &mut Vcpu, counters: &Counters) -> Next {
+        match vcpu.fd.run() {
+            Ok(exit) => self.dispatch(exit, counters),
+            // A signal, or a vCPU that is not started yet.
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Next::Rest,
+            Err(error) => Next::Broken { what: "KVM_RUN failed, errno", code: u64::try_from(error.errno()).unwrap_or(0) },
         }
     }
 
@@ -297,8 +318,13 @@ impl Runner {
 
 enum Next {
     Continue,
+    /// It left the guest for nothing that is to be answered.
+    Rest,
     TripleFault,
-    Broken { what: &'static str, code: u64 },
+    Broken {
+        what: &'static str,
+        code: u64,
+    },
 }
 
 fn instruction_pointer(fd: &VcpuFd) -> u64 {

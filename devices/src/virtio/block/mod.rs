@@ -123,10 +123,11 @@ impl Device for Block {
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
         // A driver that does not know flushes counts on every write (virtio 1.2 5.2.5.2).
         let durable = start.features & 1 << VIRTIO_BLK_F_FLUSH == 0;
+        let crew = start.crew;
         let worker = |ring: Ring| {
             let (disk, limit) = (self.disk.clone(), Limit::new(self.limit, Instant::now()));
             let bells = vec![ring.bell().clone()];
-            Worker::start(self.thread_name.clone(), bells, move |stop| serve(ring, &disk, durable, limit, stop))
+            Worker::start(self.thread_name.clone(), &crew, bells, move |stop| serve(ring, &disk, durable, limit, stop))
         };
         start.rings.into_iter().map(worker).collect()
     }

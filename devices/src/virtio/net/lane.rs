@@ -81,7 +81,7 @@ impl Lane {
         self.ring.hush(memory)?;
         let mut moved = 0;
         let pause = loop {
-            if stop.stopped() || !self.ring.allowed() {
+            if stop.held() || stop.stopped() || !self.ring.allowed() {
                 break Pause::Driver;
             }
             if let Some(time) = self.limit.wait(Instant::now()) {

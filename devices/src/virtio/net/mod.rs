@@ -161,17 +161,17 @@ impl Device for Net {
             };
             if let Some((bells, lane)) = start.ring(2 * pair).map(lane) {
                 let name = format!("rx{pair}-{}", self.name);
-                workers.push(Worker::start(name, bells, move |stop| receiver.run(lane, stop))?);
+                workers.push(Worker::start(name, &start.crew, bells, move |stop| receiver.run(lane, stop))?);
             }
             if let Some((bells, lane)) = start.ring(2 * pair + 1).map(lane) {
                 let name = format!("tx{pair}-{}", self.name);
-                workers.push(Worker::start(name, bells, move |stop| transmit::run(lane, stop))?);
+                workers.push(Worker::start(name, &start.crew, bells, move |stop| transmit::run(lane, stop))?);
             }
         }
         if let Some(ring) = start.ring(2 * pairs) {
             let bells = vec![ring.bell().clone()];
             let name = format!("ctl-{}", self.name);
-            workers.push(Worker::start(name, bells, move |stop| control_queue(ring, stop, &control))?);
+            workers.push(Worker::start(name, &start.crew, bells, move |stop| control_queue(ring, stop, &control))?);
         }
         Ok(workers)
     }

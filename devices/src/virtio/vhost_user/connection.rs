@@ -259,19 +259,22 @@ impl Connection {
         told.map(drop).inspect_err(|_| self.close())
     }
 
-    /// Takes rings back: when this returns, the server touches them no more, or is gone.
-    pub(super) fn stop(&self, rings: &[Ring]) -> Result<(), ConnectionError> {
+    /// Takes rings back: when this returns, the server touches them no more, or is gone. Where each goes on in its available
+    /// ring.
+    pub(super) fn stop(&self, rings: &[Ring]) -> Result<Vec<u16>, ConnectionError> {
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
         let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
         let mut frontend = self.frontend();
         self.started.store(false, Ordering::Relaxed);
-        for ring in rings {
+        let position = |ring: &Ring| {
             if self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0 {
                 frontend.set_vring_enable(ring.index(), false).map_err(refused)?;
             }
-            frontend.get_vring_base(ring.index()).map_err(refused)?;
-        }
-        Ok(())
+            // Of a split ring it is a number of 16 bits.
+            let [a, b, ..] = frontend.get_vring_base(ring.index()).map_err(refused)?.to_le_bytes();
+            Ok(u16::from_le_bytes([a, b]))
+        };
+        rings.iter().map(position).collect()
     }
 
     /// Ends the conversation for good.

@@ -253,6 +253,7 @@ impl Device for Remote {
         start.rings.retain(|ring| ring.index() < count);
         let calls = start.rings.iter().map(|_| EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)).collect::<io::Result<Vec<_>>>()?;
         let (bell, enabled) = (Arc::new(Bell::new()?), Arc::new(AtomicUsize::new(enabled)));
+        let crew = start.crew.clone();
         let relay = Relay {
             name: self.name.clone(),
             server: self.server.clone(),
@@ -262,11 +263,11 @@ impl Device for Remote {
             calls,
             bell: bell.clone(),
         };
-        let mut workers = vec![Worker::start(format!("vu-{}", self.name), vec![bell], move |stop| relay.run(stop))?];
+        let mut workers = vec![Worker::start(format!("vu-{}", self.name), &crew, vec![bell], move |stop| relay.run(stop))?];
         if let Some(ring) = control {
             let (server, bells) = (self.server.clone(), vec![ring.bell().clone()]);
             let work = move |stop: &Stop| serve_control(ring, stop, &server, count, &enabled);
-            workers.push(Worker::start(format!("ctl-{}", self.name), bells, work)?);
+            workers.push(Worker::start(format!("ctl-{}", self.name), &crew, bells, work)?);
         }
         Ok(workers)
     }

@@ -31,15 +31,23 @@ pub(super) struct Relay {
 
 /// Why a relay ends.
 enum Ended {
-    /// The device is reset.
+    /// The device is reset, or held.
     Stopped,
     /// The server hung up.
     Gone,
 }
 
 impl Relay {
-    /// Works until `stop` says so or the server is gone.
-    pub(super) fn run(self, stop: &Stop) {
+    /// Works until `stop` says so or the server is gone. While it is held, the server has no rings.
+    pub(super) fn run(mut self, stop: &Stop) {
+        let mut again = false;
+        while !stop.ends() && self.serve(stop, again) {
+            again = true;
+        }
+    }
+
+    /// Has the server work until it is to stand still, for the first time or `again`. False when nothing more is to come from it.
+    fn serve(&mut self, stop: &Stop, again: bool) -> bool {
         let connection = match self.begin() {
             Ok(connection) => connection,
             Err(error) => {
@@ -47,24 +55,35 @@ impl Relay {
                 complaints.add_error(Level::Error, format_args!("{}: the device gives up", self.name), &error);
                 self.server.current().close();
                 self.start.signals.give_up();
-                return;
+                return false;
             }
         };
+        if again {
+            // For what came while nobody had the rings.
+            self.start.rings.iter().for_each(|ring| ring.bell().ring());
+        }
         match self.relay(&connection, stop) {
             // Without an answer the server may still write to guest memory: it gets no more of it.
-            Ended::Stopped => {
-                if let Err(error) = connection.stop(&self.start.rings) {
+            Ended::Stopped => match connection.stop(&self.start.rings) {
+                Ok(positions) => {
+                    self.start.rings.iter_mut().zip(positions).for_each(|(ring, position)| ring.rewind(position));
+                    true
+                }
+                Err(error) => {
                     let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
                     complaints.add_error(Level::Warn, format_args!("{}: its server does not stop", self.name), &error);
                     connection.close();
+                    self.start.signals.give_up();
+                    false
                 }
-            }
+            },
             Ended::Gone => {
                 let (path, name) = (self.server.path().display(), &self.name);
                 let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
                 complaints.add(Level::Error, format_args!("{name}: the server at {path} is gone; the device gives up"));
                 connection.close();
                 self.start.signals.give_up();
+                false
             }
         }
     }
@@ -82,7 +101,7 @@ impl Relay {
 
     /// Signals the driver when the server says so.
     fn relay(&self, connection: &Connection, stop: &Stop) -> Ended {
-        while !stop.stopped() {
+        while !stop.stopped() && !stop.held() {
             let calls = self.calls.iter().map(borrow);
             let mut waited: Vec<_> = calls.map(|call| PollFd::from_borrowed_fd(call, PollFlags::IN)).collect();
             waited.push(PollFd::new(&*self.bell, PollFlags::IN));
@@ -100,7 +119,7 @@ impl Relay {
                     self.start.signals.used(ring.index());
                 }
             }
-            if stop.stopped() {
+            if stop.stopped() || stop.held() {
                 break;
             }
             if gone || asked && self.follow(connection).is_err() {

@@ -89,6 +89,6 @@ impl Device for Vsock {
         let listener = self.spec.listener.try_clone()?;
         let host = Host { cid: self.spec.cid.into(), path: self.spec.path.clone(), listener };
         let traffic = Traffic::new(host, receive, transmit, start.ring(EVENT))?;
-        Ok(vec![Worker::start(self.thread_name.clone(), bells, move |stop| traffic.run(stop))?])
+        Ok(vec![Worker::start(self.thread_name.clone(), &start.crew, bells, move |stop| traffic.run(stop))?])
     }
 }

@@ -113,7 +113,7 @@ impl Traffic {
     fn work(&mut self, stop: &Stop) -> Result<(), Corrupt> {
         let mut events = Vec::with_capacity(64);
         let mut more = true;
-        while !stop.stopped() {
+        while !stop.ends() {
             let soon = more || (self.unread && self.streams.resets.len() < MAX_RESETS);
             let limit = match (soon, self.streams.listener_rests) {
                 (true, _) => Some(Timespec { tv_sec: 0, tv_nsec: 0 }),
@@ -125,7 +125,7 @@ impl Traffic {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => return Err(Corrupt),
             }
-            if stop.stopped() {
+            if stop.ends() {
                 break;
             }
             self.streams.wake_listener();
@@ -160,7 +160,7 @@ impl Traffic {
         let memory = self.receive.memory();
         let (mut filled, mut more) = (0, true);
         self.receive.hush(&memory)?;
-        while filled < TURN && !stop.stopped() && self.streams.has_output() {
+        while filled < TURN && !stop.ends() && self.streams.has_output() {
             let Some(chain) = self.receive.pop(&memory)? else {
                 if self.receive.listen(&memory)? {
                     self.receive.hush(&memory)?;

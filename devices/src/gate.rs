@@ -1,9 +1,9 @@
-//! Holds vCPUs back while the machine is paused.
+//! Holds threads back while the machine is paused: vCPUs, and the workers of devices.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A gate that every vCPU passes before it enters the guest. An open gate costs one load.
+/// A gate that threads pass before they touch what is the guest's. An open gate costs one load.
 #[derive(Debug, Default)]
 pub struct Gate {
     closed: AtomicBool,
@@ -12,7 +12,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Waits while the gate is closed, unless `leave` says that the vCPU has to go.
+    /// Waits while the gate is closed, unless `leave` says that the thread has to go.
     pub fn pass(&self, leave: impl Fn() -> bool) {
         if !self.closed.load(Ordering::Acquire) {
             return;
@@ -25,7 +25,13 @@ impl Gate {
         *waiting -= 1;
     }
 
-    /// Closes the gate. vCPUs inside the guest have to be called out of it.
+    /// Whether it is closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Closes the gate. Threads that have passed it have to be called back.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
