@@ -7,6 +7,7 @@
 //! | what does a user at a terminal see? | [`terminal`] |
 //! | what does a client of the API socket get? | [`server`] |
 //! | what did a bare-metal guest find? | [`guest`] |
+//! | what does a process that serves a device see? | [`vhost_user`] |
 //!
 //! Nothing here links with Banyan. Tests that need KVM carry `#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]`: where
 //! there is none they are counted as ignored.
@@ -17,6 +18,7 @@ pub mod guest;
 pub mod process;
 pub mod server;
 pub mod terminal;
+pub mod vhost_user;
 
 pub use guest::Guest;
 pub use process::{Capabilities, Outcome, Session, banyan, in_shell, with_other_mounts};

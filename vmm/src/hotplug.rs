@@ -520,8 +520,8 @@ impl HotPlugError {
             | Self::LeavesAlready { .. }
             | Self::NoneFree { .. }
             | Self::RootFull
-            | Self::Beside(_)
             | Self::Plug(_) => ErrorKind::Conflict,
+            Self::Beside(error) => error.kind(),
             Self::Nothing
             | Self::Place { .. }
             | Self::Numbers { .. }

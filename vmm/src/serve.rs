@@ -290,7 +290,7 @@ impl State<'_> {
                 "the virtual machine's memory is being prepared: wait until vm.info shows no progress any more",
             ),
             Some(vm) => match (additions::check(&command, &vm.config), additions::apply(&command, &vm.config)) {
-                (Err(error), _) => ApiError::from_error(ErrorKind::Conflict, &error),
+                (Err(error), _) => ApiError::from_error(error.kind(), &error),
                 (Ok(()), Some(config)) => match self.check_log(&config) {
                     Ok(()) => return self.add(command, config),
                     Err(error) => error,

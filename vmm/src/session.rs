@@ -217,7 +217,7 @@ impl<'a, 's> Session<'a, 's> {
         }
         match spec::beside::reaches(self.config, &device) {
             Ok(()) => self.service.arrivals.meet(device, reply),
-            Err(error) => reply.send(Err(ApiError::from_error(ErrorKind::BadRequest, &error))),
+            Err(error) => reply.send(Err(ApiError::from_error(error.kind(), &error))),
         }
     }
 

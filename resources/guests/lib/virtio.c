@@ -5,7 +5,7 @@
 bool virtio_find(struct function *function, u32 kind, struct virtio *device) {
     if (function->id != ((0x1040 + kind) << 16 | 0x1af4) || !function->bars[0].base)
         return false;
-    *device = (struct virtio){function->at, 0, 0, 0};
+    *device = (struct virtio){function->at, 0, 0, 0, 0};
     u32 at = config_read(function->at, CAPABILITY_LIST, 1);
     for (u32 i = 0; at && i < 48; i++, at = config_read(function->at, at + 1, 1)) {
         if (config_read(function->at, at, 1) != CAP_VENDOR)
@@ -14,8 +14,10 @@ bool virtio_find(struct function *function, u32 kind, struct virtio *device) {
         u32 type = config_read(function->at, at + 3, 1);
         if (type == 1)
             device->common = structure;
-        if (type == 2)
+        if (type == 2) {
             device->doorbell = structure;
+            device->step = config_read(function->at, at + 16, 4);
+        }
         if (type == 5)
             device->window = at;
     }

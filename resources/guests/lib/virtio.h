@@ -5,6 +5,7 @@
 struct virtio {
     place at;
     u64 common, doorbell; /* addresses of the structures; the doorbell is queue 0's */
+    u32 step;             /* from a queue's doorbell to the next one's */
     u32 window;           /* offset of the capability for accesses through configuration space */
 };
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use api::config::{MacAddress, Size, VmConfig};
+use api::error::ErrorKind;
 use pci::topology::Name;
 use thiserror::Error;
 
@@ -101,6 +102,17 @@ pub enum BesideError {
         /// What was asked for.
         size: Size,
     },
+}
+
+impl BesideError {
+    /// As the API tells it.
+    #[must_use]
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Vsock { .. } | Self::Tag { .. } | Self::Mac { .. } => ErrorKind::Conflict,
+            Self::PrivateMemory { .. } | Self::Balloon { .. } | Self::BalloonPages { .. } => ErrorKind::BadRequest,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,197 @@
+//! Devices that another process serves, on /dev/kvm: honest servers, and servers that say nothing, die, or come back.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tests::Guest;
+use tests::guest::{PASSED, image};
+use tests::server::{Server, call};
+use tests::vhost_user::{Event, Manners, Serves, VhostUser};
+
+const SHARED: [&str; 2] = ["--memory", "128M,shared=on"];
+const SECTORS: u64 = 2048;
+
+fn folder() -> (TempDir, PathBuf) {
+    let Ok(folder) = tempfile::tempdir() else { panic!("no temporary directory") };
+    let socket = folder.path().join("vu");
+    (folder, socket)
+}
+
+/// `disk0` as for `--disk`.
+fn disk(socket: &std::path::Path) -> String {
+    format!("vhost-user={}", socket.display())
+}
+
+/// `banyan --api-socket` with a machine that can have served devices and runs `echo`.
+fn running() -> Server {
+    let server = Server::empty();
+    let body = format!(r#"{{"payload":{{"kernel":"{}"}},"memory":{{"size":67108864,"shared":true}}}}"#, image("echo.elf"));
+    server.expect("PUT vm.create", &body, 204);
+    server.expect("PUT vm.boot", "", 204);
+    server
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn what_the_guest_writes_to_a_served_disk_its_server_has() {
+    let (_folder, socket) = folder();
+    let server = VhostUser::start(&socket, Serves::Disk(SECTORS), Manners::default());
+    for wait in ["poll", "interrupt"] {
+        let guest = Guest::new("disks").options(&format!("requests=40 bytes=512 wait={wait}")).with(&SHARED);
+        let outcome = guest.with(&["--disk", &disk(&socket)]).passes();
+        outcome.expect_output(&["disk 0 requests 80"]);
+    }
+    let contents = server.contents();
+    // As resources/guests/disks.c makes it of the offset.
+    let pattern = |offset: u64| (offset + 8).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
+    for offset in (0..40 * 512_u64).step_by(8) {
+        let at = usize::try_from(offset).unwrap();
+        assert_eq!(contents[at..at + 8], pattern(offset), "at {offset}");
+    }
+    assert!(contents[40 * 512..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn packets_go_to_the_server_of_an_interface_and_come_from_it() {
+    let (_folder, socket) = folder();
+    let _server = VhostUser::start(&socket, Serves::Echo, Manners::default());
+    let guest = Guest::new("nets").options("packets=100 bytes=1400").with(&SHARED);
+    let outcome = guest.with(&["--net", &format!("vhost-user={},mac=02:00:00:00:00:07", socket.display())]).passes();
+    outcome.expect_output(&["interface 0 packets 100"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_server_that_died_before_the_driver_came_is_followed_by_the_next_one() {
+    let (_folder, socket) = folder();
+    let server = VhostUser::start(&socket, Serves::Disk(SECTORS), Manners { dies_early: true, ..Manners::default() });
+    Guest::new("disks").options("requests=4 bytes=512").with(&SHARED).with(&["--disk", &disk(&socket)]).passes();
+    server.expect(Event::Ended);
+    server.expect(Event::Started);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn when_the_server_of_a_disk_dies_the_machine_goes_on_and_after_a_reset_the_next_one_serves() {
+    let (_folder, socket) = folder();
+    let server = VhostUser::start(&socket, Serves::Disk(SECTORS), Manners { dies_after: Some(5), ..Manners::default() });
+    let guest = Guest::new("disks").options("requests=20 bytes=512").with(&SHARED).with(&["--disk", &disk(&socket)]);
+    let mut machine = Server::run(&guest);
+    server.expect(Event::Ended);
+    machine.expect("GET vmm.ping", "", 200);
+    machine.expect("GET vm.info", "", 200);
+    machine.expect("GET vm.counters", "", 200);
+    machine.expect("PUT vm.reboot", "", 204);
+    machine.process.expect("PASS");
+    let outcome = machine.process.wait();
+    outcome.expect_code(PASSED).expect_error(&["disk0: the server at", "is gone; the device gives up"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_server_that_says_nothing_holds_up_its_own_device_and_nothing_else() {
+    let (folder, socket) = folder();
+    let _server = VhostUser::start(&socket, Serves::Disk(SECTORS), Manners { silent: true, ..Manners::default() });
+    let machine = running();
+    let path = machine.socket();
+    let bodies = [
+        ("PUT vm.add-disk", format!(r#"{{"vhost_user":true,"vhost_socket":"{}"}}"#, socket.display())),
+        ("PUT vm.add-net", format!(r#"{{"vhost_user":true,"vhost_socket":"{}","vhost_mode":"Client"}}"#, socket.display())),
+        ("PUT vm.add-fs", format!(r#"{{"socket":"{}","tag":"home"}}"#, socket.display())),
+    ];
+    let adds: Vec<_> = bodies
+        .into_iter()
+        .map(|(what, body)| {
+            let path = path.clone();
+            thread::spawn(move || {
+                let start = Instant::now();
+                (call(&path, what, &body), start.elapsed())
+            })
+        })
+        .collect();
+    let (mut calls, mut slowest) = (0, Duration::ZERO);
+    let plain = folder.path().join("plain.img");
+    std::fs::write(&plain, vec![0; 4096]).unwrap();
+    while !adds.iter().all(thread::JoinHandle::is_finished) {
+        let start = Instant::now();
+        machine.expect("GET vm.counters", "", 200);
+        machine.expect("GET vm.info", "", 200);
+        if calls == 0 {
+            machine.expect("PUT vm.add-disk", &format!(r#"{{"path":"{}","id":"plain"}}"#, plain.display()), 200);
+        }
+        slowest = slowest.max(start.elapsed());
+        calls += 1;
+        thread::sleep(Duration::from_millis(20));
+    }
+    for add in adds {
+        let ((status, reply), took) = add.join().unwrap();
+        assert!(status == 400 && reply.contains("did not do what a vhost-user server does"), "{status} {reply}");
+        assert!(took > Duration::from_secs(1), "{took:?}: nothing was waited for");
+    }
+    assert!(calls > 10 && slowest < Duration::from_secs(1), "{calls} calls, the slowest took {slowest:?}");
+    machine.expect("PUT vmm.shutdown", "", 204);
+    machine.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn served_devices_come_and_go_and_are_told_as_they_were_given() {
+    let (folder, disk_socket) = folder();
+    let (net_socket, fs_socket) = (folder.path().join("net"), folder.path().join("fs"));
+    let disk = VhostUser::start(&disk_socket, Serves::Disk(SECTORS), Manners::default());
+    let net = VhostUser::start(&net_socket, Serves::Echo, Manners::default());
+    let fs = VhostUser::start(&fs_socket, Serves::Folder, Manners::default());
+    let machine = running();
+    let given = [
+        ("vm.add-disk", format!(r#"{{"vhost_user":true,"vhost_socket":"{}","id":"d"}}"#, disk_socket.display())),
+        ("vm.add-net", format!(r#"{{"vhost_user":true,"vhost_socket":"{}","id":"n"}}"#, net_socket.display())),
+        ("vm.add-fs", format!(r#"{{"socket":"{}","tag":"home","id":"f"}}"#, fs_socket.display())),
+    ];
+    for (call, body) in &given {
+        machine.expect(&format!("PUT {call}"), body, 200);
+    }
+    machine.expect(
+        "PUT vm.add-disk",
+        &format!(r#"{{"vhost_user":true,"vhost_socket":"{}"}}"#, folder.path().join("no").display()),
+        400,
+    );
+    for server in [&disk, &net, &fs] {
+        server.expect(Event::Connected);
+    }
+    let info = machine.expect("GET vm.info", "", 200);
+    for socket in [&disk_socket, &net_socket] {
+        assert!(info.contains(&format!(r#""vhost_socket":"{}""#, socket.display())), "{info}");
+    }
+    assert_eq!(info.matches(r#""vhost_user":true"#).count(), 2, "{info}");
+    machine.expect("PUT vm.reboot", "", 204);
+    for id in ["d", "n", "f"] {
+        assert!(machine.devices().contains(&format!("{id}@")), "{id} is there after a reset: {}", machine.devices());
+    }
+    machine.expect("PUT vmm.shutdown", "", 204);
+    machine.ends(0);
+    for server in [&disk, &net, &fs] {
+        server.expect(Event::Ended);
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn memory_that_a_server_cannot_map_is_refused_whenever_the_device_comes() {
+    let (_folder, socket) = folder();
+    let _server = VhostUser::start(&socket, Serves::Disk(SECTORS), Manners::default());
+    let outcome = Guest::new("echo").with(&["--disk", &disk(&socket)]).run();
+    outcome.expect_code(1).expect_error(&["needs memory that its server can map", "--memory shared=on"]);
+    let machine = Server::empty();
+    assert_eq!(machine.create(&image("echo.elf"), "").0, 204);
+    let body = format!(r#"{{"vhost_user":true,"vhost_socket":"{}"}}"#, socket.display());
+    let refused = machine.expect("PUT vm.add-disk", &body, 400);
+    assert!(refused.contains("--memory shared=on"), "{refused}");
+    machine.expect("PUT vm.boot", "", 204);
+    let refused = machine.expect("PUT vm.add-disk", &body, 400);
+    assert!(refused.contains("--memory shared=on"), "{refused}");
+    machine.expect("PUT vmm.shutdown", "", 204);
+    machine.ends(0);
+}
