@@ -206,6 +206,8 @@ pub enum DeviceClass {
     Rng,
     /// virtio-balloon.
     Balloon,
+    /// virtio-mem.
+    Memory,
     /// virtio-console.
     Console,
     /// A watchdog.
@@ -225,6 +227,7 @@ impl fmt::Display for DeviceClass {
             Self::Vsock => "vsock",
             Self::Rng => "rng",
             Self::Balloon => "balloon",
+            Self::Memory => "mem",
             Self::Console => "console",
             Self::Watchdog => "watchdog",
             Self::VfioUser => "vfio-user",

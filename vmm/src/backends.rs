@@ -15,6 +15,7 @@ use api::http::{ListenError, Listening};
 use devices::complaints::chain;
 use devices::virtio::balloon::BalloonControl;
 use devices::virtio::block::{Format, Image, ImageError};
+use devices::virtio::mem::MemControl;
 use devices::virtio::net::tap::{Offloads, Tap, TapError};
 use devices::virtio::vhost_user::{self, RemoteSpec, Served, ServerError};
 use pci::topology::Name;
@@ -37,6 +38,8 @@ pub enum Backend {
     Server(Arc<vhost_user::Server>, RemoteSpec),
     /// How large a balloon shall be.
     Balloon(Arc<BalloonControl>),
+    /// A region of blocks.
+    Memory(Arc<MemControl>),
     /// Nothing that would have to be opened.
     None,
 }
@@ -111,6 +114,19 @@ impl Backends {
         })
     }
 
+    /// The regions of blocks, by memory node.
+    #[must_use]
+    pub fn memory_regions(&self) -> Vec<Arc<MemControl>> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let regions = open.values().filter_map(|backend| match backend {
+            Backend::Memory(control) => Some(Arc::clone(control)),
+            _ => None,
+        });
+        let mut regions: Vec<_> = regions.collect();
+        regions.sort_by_key(|control| control.node());
+        regions
+    }
+
     /// Closes the side of a device that has left for good.
     pub fn close(&self, name: &Name) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
@@ -152,6 +168,7 @@ impl Backend {
                 Self::served(&folder.socket, RemoteSpec { served, queues: folder.queues, queue_size: folder.queue_size })
             }
             Virtio::Balloon(balloon) => Ok(Self::Balloon(BalloonControl::new(balloon.size.bytes()))),
+            Virtio::Memory { node, prefault } => Ok(Self::Memory(MemControl::new(*node, *prefault))),
             // Consoles are opened together: several may share the terminal.
             Virtio::Console(_) => Ok(Self::None),
         }
@@ -170,6 +187,7 @@ impl Backend {
             Self::Taps(taps, mac) => Ok(Self::Taps(taps.clone(), *mac)),
             Self::Server(server, spec) => Ok(Self::Server(Arc::clone(server), spec.clone())),
             Self::Balloon(control) => Ok(Self::Balloon(Arc::clone(control))),
+            Self::Memory(control) => Ok(Self::Memory(Arc::clone(control))),
             Self::None => Ok(Self::None),
         }
     }

@@ -5,12 +5,14 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use api::config::VmConfig;
+use arch::memory_map::Range;
 use pci::topology::{EndpointSpec, Name, Parent, PlannedKind};
 
 use crate::effects::BarAccess;
+use crate::groundwork::Needs;
 use crate::plan::MachinePlan;
-use crate::resize::Extent;
-use crate::spec::Endpoint;
+use crate::resize::{self, Extent};
+use crate::spec::{Endpoint, Spec};
 
 /// A device that came while the guest ran.
 #[derive(Debug, Clone)]
@@ -70,6 +72,19 @@ impl Changes {
         self.extent = Some(extent);
     }
 
+    /// What the machine that is started next stands on beside what its plan says.
+    pub fn add_to(&self, needs: &mut Needs, spec: &Spec) {
+        if let Some(extent) = &self.extent {
+            needs.ranges.extend(extent.memory.iter().map(|device| Range::sized(device.base, device.len)));
+            needs.bindings.extend(resize::bindings(spec.numa.as_ref(), &extent.memory));
+        }
+        for function in self.added.iter().flat_map(|added| &added.functions) {
+            if let Endpoint::Vfio { at, .. } = &function.endpoint {
+                needs.functions.insert(*at, function.name.0.clone());
+            }
+        }
+    }
+
     /// A device came.
     pub fn add(&mut self, added: Added) {
         self.added.push(added);
@@ -106,7 +121,7 @@ impl Changes {
 mod tests {
     use super::*;
     use crate::plan::{self, Limits};
-    use crate::spec::{self, Host, Spec};
+    use crate::spec::{self, Host};
 
     fn two_devices_on_hot_plug_ports() -> (Spec, MachinePlan) {
         let config = VmConfig {

@@ -251,12 +251,15 @@ struct RunArguments {
     #[arg(verbatim_doc_comment, allow_negative_numbers = true)]
     cpus: Option<CpuConfig>,
 
-    /// Memory, such as 4G [default: 512M]; keys: size, hotplug, shared, hugepages, prefault
+    /// Memory, such as 4G [default: 512M]; keys: size, hotplug, hotplug-method, shared, hugepages, prefault
     ///
     ///   size=SIZE            bytes, or with suffix K, M, G, T; a bare SIZE
     ///                        is enough
     ///   hotplug=SIZE         that much more may come while the guest runs,
     ///                        by `banyan ctl resize` [default: none]
+    ///   hotplug-method=acpi|virtio-mem
+    ///                        acpi: it comes and stays; virtio-mem: it comes
+    ///                        and goes in blocks of 2M [default: acpi]
     ///   shared=on|off        other processes can map it [default: off]
     ///   hugepages=off|2M|1G  from the host's huge pages [default: off];
     ///                        `on` with hugepage_size=2M or 1G is the same

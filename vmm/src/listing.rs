@@ -180,6 +180,7 @@ pub const fn class(device: &Virtio) -> DeviceClass {
         Kind::Socket => DeviceClass::Vsock,
         Kind::Entropy => DeviceClass::Rng,
         Kind::Balloon => DeviceClass::Balloon,
+        Kind::Memory => DeviceClass::Memory,
         Kind::Console => DeviceClass::Console,
     }
 }

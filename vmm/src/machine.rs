@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use api::config::{Payload, VmConfig};
+use api::config::{HotplugMethod, Payload, VmConfig};
 use arch::memory_map::Range;
 use arch::x86_64::acpi::{self, AcpiError, Cpu, PrtEntry};
 use arch::x86_64::regs::Entry;
@@ -19,7 +19,7 @@ use devices::virtio::{Memory, console};
 use kvm_bindings::CpuId;
 use pci::seams::Workers;
 use thiserror::Error;
-use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
 use crate::address_space::AddressSpace;
 use crate::backends::Backends;
@@ -40,7 +40,7 @@ use crate::numa;
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
-use crate::resize::Extent;
+use crate::resize::{Extent, Room};
 use crate::root_slots::RootSlots;
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
@@ -131,6 +131,10 @@ impl Machine {
         let space = AddressSpace::new(memory.clone());
         let routes = GsiTable::new(vm.fd());
         let backends = Arc::clone(design.backends);
+        let room = Room::new(config, design.spec.numa.as_ref(), &plan.map.hot_plug);
+        for (control, (_, region)) in backends.memory_regions().iter().zip(&room.regions) {
+            if used { control.restart(&ram) } else { control.place(*region) }
+        }
         let mut factory = Factory::new(Arc::clone(&vm), memory.clone(), functions, Arc::clone(&space), routes.clone(), backends);
         factory.set_expired({
             let ending = Arc::clone(&ending);
@@ -258,15 +262,8 @@ impl Machine {
 
     /// Gives the guest `memory`, of which `devices` tell. Host functions that are there can reach it already.
     pub fn add_memory(&self, memory: &GuestMemoryMmap, devices: &[MemoryDevice]) -> Result<(), MachineError> {
-        let failed = |error: vm_memory::GuestRegionCollectionError| MachineError::AddMemory { reason: error.to_string() };
-        let mut all = GuestMemoryMmap::clone(&self.ram.memory());
-        let mut rest = memory.clone();
-        for region in memory.iter() {
-            let (left, region) = rest.remove_region(region.start_addr(), region.len()).map_err(failed)?;
-            (rest, all) = (left, all.insert_region(region).map_err(failed)?);
-        }
         // First, so that it is kept whatever fails below: host functions may reach it by now. It is the same that `self.ram` is.
-        self.factory.set_memory(all);
+        self.factory.set_memory(memory::join(&self.ram.memory(), memory)?);
         for region in memory::regions(memory) {
             // SAFETY: it is part of RAM, which the machine keeps until its vCPUs have ended.
             self.pci.change(|tree| unsafe { tree.mapper.slots().add(region.at, region.len, region.host) })?;
@@ -440,7 +437,11 @@ fn load(
     let tables = acpi::memory(&acpi::AcpiInputs {
         cpus: &cpus,
         hot_plug_cpus: config.cpus.max.is_some(),
-        memory_devices: if config.memory.growth.bytes() > 0 { arch::ports::MEMORY_DEVICES } else { 0 },
+        memory_devices: if config.memory.growth.bytes() > 0 && config.memory.method == HotplugMethod::Acpi {
+            arch::ports::MEMORY_DEVICES
+        } else {
+            0
+        },
         map: &plan.map,
         serial: true,
         panic_port: config.panic_port,
@@ -496,12 +497,6 @@ pub enum MachineError {
     /// Devices that came before a reset.
     #[error("cannot make a device that was added before the reset")]
     Added(#[from] HotPlugError),
-    /// Memory that came.
-    #[error("added memory does not fit beside RAM: {reason}")]
-    AddMemory {
-        /// Why.
-        reason: String,
-    },
     /// vCPUs.
     #[error(transparent)]
     Setup(#[from] SetupError),

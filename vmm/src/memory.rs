@@ -57,6 +57,17 @@ pub fn create(ranges: &[Range], backing: Backing) -> Result<GuestMemoryMmap, Mem
     GuestMemoryMmap::from_regions(regions).map_err(|error| MemoryError::Layout { reason: error.to_string() })
 }
 
+/// `ram` with `more` beside it.
+pub fn join(ram: &GuestMemoryMmap, more: &GuestMemoryMmap) -> Result<GuestMemoryMmap, MemoryError> {
+    let failed = |error: vm_memory::GuestRegionCollectionError| MemoryError::Layout { reason: error.to_string() };
+    let (mut all, mut rest) = (ram.clone(), more.clone());
+    for region in more.iter() {
+        let (left, region) = rest.remove_region(region.start_addr(), region.len()).map_err(failed)?;
+        (rest, all) = (left, all.insert_region(region).map_err(failed)?);
+    }
+    Ok(all)
+}
+
 /// Where each range of RAM lies in this process.
 #[must_use]
 pub fn regions(memory: &GuestMemoryMmap) -> Vec<RamRegion> {

@@ -19,7 +19,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::changes::Changes;
 use crate::cli::RunOptions;
 use crate::driver::{self, End, Input, Sources};
-use crate::groundwork::{Groundwork, Work};
+use crate::groundwork::Groundwork;
 use crate::kvm::Vm;
 use crate::machine::{Design, Machine, Surroundings};
 use crate::run::{RunError, needs};
@@ -124,9 +124,10 @@ impl Outputs {
             let next = match ground.take() {
                 Some(ground) => ground,
                 None => {
-                    let needs = needs(design.config, design.spec, design.plan);
+                    let mut needs = needs(design.config, design.spec, design.plan);
+                    changes.add_to(&mut needs, design.spec);
                     let ground = Groundwork::open(Vm::new()?, &needs, ram.take())?;
-                    ground.lay(&Work::of(&ground))?;
+                    ground.lay(&ground.work())?;
                     ground
                 }
             };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::config::VmConfig;
+use api::config::{HotplugMethod, VmConfig};
 use arch::ports;
 use devices::acpi::{self, CpuPorts, EventPorts, HotPlugRegisters, MemoryPorts};
 use devices::legacy::{
@@ -57,7 +57,7 @@ pub fn wire(
     if config.cpus.max.is_some() {
         bus.add(ports::CPU_STATE, ports::CPU_STATES, "processor states", CpuPorts(registers()))?;
     }
-    if config.memory.growth.bytes() > 0 {
+    if config.memory.growth.bytes() > 0 && config.memory.method == HotplugMethod::Acpi {
         let len = ports::MEMORY_DEVICES * ports::MEMORY_DEVICE_LEN;
         bus.add(ports::MEMORY_DEVICE, len, "memory devices", MemoryPorts(registers()))?;
     }

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use api::config::{LogLevel, VmConfig};
+use api::config::{HotplugMethod, LogLevel, VmConfig};
 use api::http::ListenError;
 use arch::x86_64::cpuid;
 use devices::legacy::{ConsoleError, PowerEvent};
@@ -18,7 +18,7 @@ use crate::boot::{Firmware, FirmwareError};
 use crate::cdi::{self, CdiError};
 use crate::cli::RunOptions;
 use crate::driver::{DriverError, End};
-use crate::groundwork::{Groundwork, GroundworkError, Needs, Work};
+use crate::groundwork::{Groundwork, GroundworkError, Needs};
 use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::{self, HostError};
 use crate::kvm::{KvmError, Vm};
@@ -57,7 +57,7 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     let backends = Arc::new(Backends::open(&blueprint.spec)?);
     let guest = Guest::open(Arc::new(blueprint), backends)?;
     let ground = Groundwork::open(vm, &guest.blueprint.needs(), None)?;
-    ground.lay(&Work::of(&ground))?;
+    ground.lay(&ground.work())?;
     Ok(exit_code(guest.run(ground, None, options, None)?))
 }
 
@@ -120,6 +120,7 @@ pub fn needs(config: &VmConfig, spec: &Spec, plan: &MachinePlan) -> Needs {
     Needs {
         memory: config.memory.clone(),
         ranges: plan.map.ram.clone(),
+        blocks: if config.memory.method == HotplugMethod::VirtioMem { plan.map.hot_plug.clone() } else { Vec::new() },
         bindings: spec.numa.as_ref().map_or_else(Vec::new, |numa| numa.bindings(&plan.map)),
         functions: spec.endpoints.iter().filter_map(function).collect(),
     }

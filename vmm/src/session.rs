@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use api::channel::Inbox;
@@ -11,6 +12,7 @@ use api::config::{DeviceConfig, Policy, Size, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::info::{Phase, Published, VmInfo};
 
+use devices::virtio::balloon::BalloonControl;
 use pci::topology::Name;
 
 use crate::additions;
@@ -79,7 +81,8 @@ impl<'a, 's> Session<'a, 's> {
     ) -> io::Result<Self> {
         let (config, spec) = (design.config, design.spec);
         let extent = changes.extent(config);
-        let resizer = Resizer::new(config, spec.numa.as_ref(), &design.plan.map.hot_plug, extent)?;
+        let blocks = machine.backends().memory_regions();
+        let resizer = Resizer::new(config, spec.numa.as_ref(), &design.plan.map.hot_plug, extent, blocks)?;
         let hotplug = HotPlug::new(spec, changes);
         Ok(Self { service, machine, config, hotplug, resizer })
     }
@@ -94,8 +97,7 @@ impl<'a, 's> Session<'a, 's> {
 
     /// How the devices differ from those at the first start. A removal under way counts as done.
     #[must_use]
-    pub fn changes(mut self) -> Changes {
-        self.resizer.settle(self.machine);
+    pub fn changes(self) -> Changes {
         // A device of the same name that comes later has another side of the host's.
         for name in self.hotplug.leaving() {
             self.machine.backends().close(name);
@@ -106,22 +108,22 @@ impl<'a, 's> Session<'a, 's> {
     }
 
     fn publish(&self, phase: Phase) {
-        let (cpus, memory) = (self.resizer.cpus(), self.resizer.memory());
+        let (cpus, memory, actual) = (self.resizer.cpus(), self.resizer.memory(), self.resizer.actual());
         let devices = listing::devices(self.machine, &self.hotplug);
         // What came and went since the start is in what was told before.
         let mut config = self.service.published.get().map_or_else(|| self.config.clone(), |info| info.config.clone());
         config.cpus.count = cpus;
         config.memory.size = Size(memory);
-        self.service.published.set(Some(VmInfo { config, phase, progress: None, memory, devices }));
+        self.service.published.set(Some(VmInfo { config, phase, progress: None, memory: actual, devices }));
     }
 
     /// Clients take the numbers of processors and bytes of the configuration for those of the moment.
     fn publish_size(&self) {
-        let (cpus, memory) = (self.resizer.cpus(), self.resizer.memory());
+        let (cpus, memory, actual) = (self.resizer.cpus(), self.resizer.memory(), self.resizer.actual());
         self.service.published.update(|info| {
             info.config.cpus.count = cpus;
             info.config.memory.size = Size(memory);
-            info.memory = memory;
+            info.memory = actual;
         });
     }
 
@@ -231,42 +233,43 @@ impl<'a, 's> Session<'a, 's> {
         self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
     }
 
+    /// All or nothing of what is asked for.
     fn resize(&mut self, to: Resize) -> Result<(), ApiError> {
-        if let Some(bytes) = to.balloon {
-            self.resize_balloon(bytes)?;
-        }
+        self.resizer.check(&to).map_err(|error| error.for_client())?;
+        let memory = to.ram.unwrap_or_else(|| self.resizer.memory());
+        let balloon = to.balloon.map(|bytes| self.check_balloon(bytes, memory)).transpose()?.flatten();
         let done = self.resizer.resize(self.machine, &to).map_err(|error| error.for_client());
         self.publish_size();
-        done
+        done?;
+        if let Some((balloon, bytes)) = balloon {
+            balloon.ask(bytes);
+            self.service.published.update(|info| {
+                if let Some(balloon) = &mut info.config.balloon {
+                    balloon.size = Size(bytes);
+                }
+            });
+        }
+        Ok(())
     }
 }
 
 /// Balloons.
 impl Session<'_, '_> {
-    /// Asks the guest for a balloon of this size. It fills at the guest's own pace.
-    fn resize_balloon(&self, bytes: u64) -> Result<(), ApiError> {
+    /// Whether the guest can be asked for a balloon of this size, with `memory` in all; whom to ask. It fills at the guest's own
+    /// pace.
+    fn check_balloon(&self, bytes: u64, memory: u64) -> Result<Option<(Arc<BalloonControl>, u64)>, ApiError> {
         let refuse = |kind, why: &str| Err(ApiError::new(kind, format!("the balloon: {why}")));
         match self.machine.balloon() {
-            None if bytes == 0 => Ok(()),
+            None if bytes == 0 => Ok(None),
             None => refuse(ErrorKind::Unsupported, "this machine has none; start it with --balloon 0"),
             Some(balloon) if balloon.pinned() && bytes > 0 => {
                 refuse(ErrorKind::Unsupported, "devices of the host need all of the guest's memory in its place")
             }
-            Some(_) if bytes > self.resizer.memory() => {
-                refuse(ErrorKind::BadRequest, "it cannot be larger than the guest's memory")
-            }
+            Some(_) if bytes > memory => refuse(ErrorKind::BadRequest, "it cannot be larger than the guest's memory"),
             Some(_) if !bytes.is_multiple_of(4096) => {
                 refuse(ErrorKind::BadRequest, &format!("{bytes} bytes are not whole pages; give a multiple of 4096"))
             }
-            Some(balloon) => {
-                balloon.ask(bytes);
-                self.service.published.update(|info| {
-                    if let Some(balloon) = &mut info.config.balloon {
-                        balloon.size = Size(bytes);
-                    }
-                });
-                Ok(())
-            }
+            Some(balloon) => Ok(Some((balloon, bytes))),
         }
     }
 }
@@ -305,6 +308,9 @@ impl Attendant for Session<'_, '_> {
             if let Some(end) = self.obey(command) {
                 return Some(end);
             }
+        }
+        if self.resizer.go_on(self.machine) {
+            self.publish_size();
         }
         None
     }

@@ -36,6 +36,7 @@ use crate::processors;
 use crate::replicate::{GpuOrder, ReplicaError, Requested, Wishes, replicate};
 
 pub use beside::BesideError;
+use virtio::memory_devices;
 pub use virtio::{Virtio, devices};
 
 /// What the host has for this guest.
@@ -145,7 +146,8 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
         }
     }
     spec.place(free, config, cold, host)?;
-    spec.add_own(own_devices(config));
+    spec.numa = numa::resolve(config, host)?;
+    spec.add_own(own_devices(config, spec.numa.as_ref().map_or(1, |numa| numa.nodes.len())));
     spec.attach_stubs();
     spec.place_in_nodes(config, host)?;
     let warnings = peers::warnings(config, &spec, host);
@@ -154,9 +156,9 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     Ok(spec)
 }
 
-/// virtio devices, then the watchdog: function 0 of a device each.
-fn own_devices(config: &VmConfig) -> Vec<(Name, Endpoint, EndpointSpec)> {
-    let virtio = devices(config).into_iter();
+/// virtio devices, memory among them, then the watchdog: function 0 of a device each.
+fn own_devices(config: &VmConfig, nodes: usize) -> Vec<(Name, Endpoint, EndpointSpec)> {
+    let virtio = devices(config).into_iter().chain(memory_devices(config, nodes));
     let virtio = virtio.map(|(name, device)| (name, Endpoint::Virtio(device.clone()), device.endpoint()));
     let planned = EndpointSpec { ids: watchdog::IDS, bars: watchdog::bars(), interrupt_pin: 0, rom: None, sriov: None };
     let watchdog = config.watchdog.then(|| (Name::from("watchdog0"), Endpoint::Watchdog, planned));
@@ -358,7 +360,6 @@ impl Spec {
 
     /// Memory nodes and processors; root complexes get the nodes of their devices.
     fn place_in_nodes(&mut self, config: &VmConfig, host: &Host) -> Result<(), SpecError> {
-        self.numa = numa::resolve(config, host)?;
         self.processors = processors::processors(config, self.numa.as_ref())?;
         match &self.numa {
             Some(numa) => {

@@ -13,7 +13,7 @@ use api::info::Progress;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backends::Backends;
-use crate::groundwork::{Groundwork, GroundworkError, Laying};
+use crate::groundwork::{Groundwork, GroundworkError, Preparation};
 use crate::host::recorded::RecordedHost;
 use crate::kvm::Vm;
 use crate::run::{Blueprint, RunError};
@@ -45,7 +45,7 @@ pub struct Boot {
 enum Ground {
     /// Nothing is begun.
     None,
-    Laying(Laying),
+    Laying(Preparation<Groundwork>),
     Laid(Box<Groundwork>),
     Failed(GroundworkError),
 }
@@ -165,5 +165,5 @@ impl Waiting {
 
 fn lay(vm: Vm, blueprint: &Blueprint) -> Result<Ground, RunError> {
     let ground = Groundwork::open(vm, &blueprint.needs(), None)?;
-    Ok(if ground.is_laid() { Ground::Laid(Box::new(ground)) } else { Ground::Laying(Laying::start(ground)?) })
+    Ok(if ground.is_laid() { Ground::Laid(Box::new(ground)) } else { Ground::Laying(ground.start()?) })
 }

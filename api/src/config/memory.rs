@@ -18,6 +18,8 @@ pub struct MemoryConfig {
     pub size: Size,
     /// Bytes that may come beside those of the start. Address space only, nothing is committed.
     pub growth: Size,
+    /// How it comes. Without growth it says nothing.
+    pub method: HotplugMethod,
     /// Backed by a file descriptor that another process can map.
     pub shared: bool,
     /// Backed by huge pages of the host's pool, of this size.
@@ -51,9 +53,29 @@ impl HugePageSize {
 impl Default for MemoryConfig {
     /// 512 MiB of private, ordinary pages.
     fn default() -> Self {
-        Self { size: Size(512 << 20), growth: Size(0), shared: false, hugepages: None, prefault: false, prefault_threads: None }
+        Self {
+            size: Size(512 << 20),
+            growth: Size(0),
+            method: HotplugMethod::default(),
+            shared: false,
+            hugepages: None,
+            prefault: false,
+            prefault_threads: None,
+        }
     }
 }
+
+choice!(
+    /// `hotplug-method=`.
+    #[derive(Default)]
+    HotplugMethod {
+        /// Memory devices of ACPI: it comes and stays.
+        #[default]
+        Acpi = "acpi",
+        /// Memory devices of virtio: it comes and goes in blocks.
+        VirtioMem = "virtio-mem",
+    }
+);
 
 choice!(
     /// `hugepages=`.
@@ -65,6 +87,7 @@ choice!(
 struct Fields {
     size: Size,
     hotplug: Option<Size>,
+    hotplug_method: Option<HotplugMethod>,
     #[serde(default)]
     shared: bool,
     hugepages: Option<HugePages>,
@@ -93,6 +116,9 @@ impl TryFrom<Fields> for MemoryConfig {
             (Some(_), Some(_)) => return Err(MemoryError::TwoSizes),
         };
         let growth = fields.hotplug.unwrap_or(Size(0));
+        if fields.hotplug_method.is_some() && growth == Size(0) {
+            return Err(MemoryError::MethodWithoutGrowth);
+        }
         if fields.size.bytes().checked_add(growth.bytes()).is_none() {
             return Err(MemoryError::GrowthTooLarge { growth });
         }
@@ -107,7 +133,15 @@ impl TryFrom<Fields> for MemoryConfig {
             (Some(None), true) => return Err(MemoryError::NoThreads),
             (Some(threads), true) => threads,
         };
-        Ok(Self { size: fields.size, growth, shared: fields.shared, hugepages, prefault: fields.prefault, prefault_threads })
+        Ok(Self {
+            size: fields.size,
+            growth,
+            method: fields.hotplug_method.unwrap_or_default(),
+            shared: fields.shared,
+            hugepages,
+            prefault: fields.prefault,
+            prefault_threads,
+        })
     }
 }
 
@@ -125,6 +159,9 @@ impl fmt::Display for MemoryConfig {
         pairs.pair("size", &self.size)?;
         if self.growth != Size(0) {
             pairs.pair("hotplug", &self.growth)?;
+            if self.method != HotplugMethod::default() {
+                pairs.pair("hotplug-method", &self.method)?;
+            }
         }
         pairs.switch("shared", self.shared, false)?;
         pairs.optional("hugepages", self.hugepages.map(HugePageSize::size).as_ref().map(|size| size as _))?;
@@ -154,6 +191,9 @@ pub enum MemoryError {
         /// What may come.
         growth: Size,
     },
+    /// `hotplug-method` alone.
+    #[error("`hotplug-method` has no effect without `hotplug`; add how much may come")]
+    MethodWithoutGrowth,
     /// A last page that would be cut.
     #[error("a size of {size} is no multiple of the huge page size {page}; round it up")]
     NotWholePages {
@@ -203,6 +243,8 @@ mod tests {
             ("1G,prefault=on,prefault_threads=0", "is 0"),
             ("1G,hugepages=4M", "key `hugepages`"),
             ("2T,hotplug=16777215T", "more than 64 bits"),
+            ("2T,hotplug-method=virtio-mem", "no effect without `hotplug`"),
+            ("2T,hotplug=2T,hotplug_method=pmem", "key `hotplug_method`"),
         ] {
             let error = text.parse::<MemoryConfig>().unwrap_err().to_string();
             assert!(error.starts_with("--memory: ") && error.contains(part), "{error}");
@@ -211,7 +253,13 @@ mod tests {
 
     #[test]
     fn what_is_printed_reads_back() {
-        for text in ["2G", "512M,shared=on,hugepages=2M,prefault=on,prefault-threads=4", "1T,hugepages=1G", "512M,hotplug=24T"] {
+        for text in [
+            "2G",
+            "512M,shared=on,hugepages=2M,prefault=on,prefault-threads=4",
+            "1T,hugepages=1G",
+            "512M,hotplug=24T",
+            "1G,hotplug=2G,hotplug-method=virtio-mem",
+        ] {
             let config: MemoryConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config));
         }

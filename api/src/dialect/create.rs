@@ -13,8 +13,8 @@ use super::net::NetBody;
 use super::small::{FsBody, VsockBody, missing, no_iommu};
 use crate::config::flags::FlagError;
 use crate::config::{
-    BalloonConfig, CpuConfig, CpuTopology, HugePageSize, KernelConfig, MemoryConfig, MemoryError, NumaConfig, NumaFlag,
-    OutputConfig, Payload, RngConfig, Size, VmConfig,
+    BalloonConfig, CpuConfig, CpuTopology, HotplugMethod, HugePageSize, KernelConfig, MemoryConfig, MemoryError, NumaConfig,
+    NumaFlag, OutputConfig, Payload, RngConfig, Size, VmConfig,
 };
 use crate::error::ApiError;
 
@@ -330,10 +330,14 @@ impl MemoryBody {
         if self.mergeable == Some(true) {
             notes.ignored(WHAT, "memory.mergeable");
         }
-        if let Some(method) = self.hotplug_method.filter(|method| method != "Acpi") {
-            let why = format!("`{method}` is not supported; use `Acpi`");
-            return Err(refused(WHAT, "memory.hotplug_method", &why));
-        }
+        let method = match self.hotplug_method.as_deref() {
+            None | Some("Acpi") => HotplugMethod::Acpi,
+            Some("VirtioMem") => HotplugMethod::VirtioMem,
+            Some(method) => {
+                let why = format!("`{}` is not supported; use `Acpi` or `VirtioMem`", method.escape_debug());
+                return Err(refused(WHAT, "memory.hotplug_method", &why));
+            }
+        };
         let size = Size(self.size);
         let refuse = |error: MemoryError| bad(WHAT, &error.to_string());
         let hugepages = match (self.hugepages.unwrap_or_default(), self.hugepage_size.map(Size)) {
@@ -356,6 +360,7 @@ impl MemoryBody {
         config.memory = MemoryConfig {
             size,
             growth: Size(growth),
+            method,
             shared: self.shared.unwrap_or_default(),
             hugepages,
             prefault,

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{disk, net};
-use crate::config::{DeviceConfig, DeviceKind, HugePageSize, NumaConfig, OutputConfig, Payload, VmConfig};
+use crate::config::{DeviceConfig, DeviceKind, HotplugMethod, HugePageSize, NumaConfig, OutputConfig, Payload, VmConfig};
 use crate::info::{BarInfo, DeviceInfo, Phase, Progress, VmInfo};
 
 /// What is said of the width of addresses where it was not asked for: the dialect's own default.
@@ -124,7 +124,10 @@ fn memory(config: &VmConfig) -> Value {
         "hugepages": memory.hugepages.is_some(),
         "prefault": memory.prefault,
         "mergeable": false,
-        "hotplug_method": "Acpi",
+        "hotplug_method": match memory.method {
+            HotplugMethod::Acpi => "Acpi",
+            HotplugMethod::VirtioMem => "VirtioMem",
+        },
         // Zero, too: a client takes a missing key for "cannot grow" and says nothing.
         "hotplug_size": config.memory.growth.bytes(),
     });

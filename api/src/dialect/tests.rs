@@ -179,7 +179,7 @@ fn what_a_guest_would_miss_is_refused_with_its_key() {
         (json!({"memory": {"size": 3, "hugepages": true}}), "no multiple of the huge page size 2M"),
         (json!({"memory": {"size": 4096, "hugepages": true, "hugepage_size": 4096}}), "huge pages of 4K do not exist"),
         (json!({"memory": {"size": 0, "zones": [{"id": "mem0"}]}}), "`memory.zones`"),
-        (json!({"memory": {"size": 1, "hotplug_method": "VirtioMem"}}), "`memory.hotplug_method`: `VirtioMem`"),
+        (json!({"memory": {"size": 1, "hotplug_method": "Pmem"}}), "`memory.hotplug_method`: `Pmem`"),
         (json!({"memory": {"size": u64::MAX, "hotplug_size": 1}}), "`memory.hotplug_size`"),
         (json!({"serial": {"mode": "Socket"}}), "`serial.socket` is missing"),
         (json!({"serial": {"mode": "File"}}), "`serial.file` is missing"),

@@ -6,15 +6,15 @@
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use vm_memory::guest_memory::Permissions;
-use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::buffers::Buffers;
 use super::function::{Device, Start, VirtioFunction};
 use super::kind::Kind;
+use super::pages;
 use super::ring::{Chain, Ring, Served};
 use super::signals::Signals;
 use super::worker::{Stop, Worker};
@@ -48,7 +48,8 @@ pub type BalloonFunction = VirtioFunction<Balloon>;
 pub struct BalloonControl {
     wanted: AtomicU32,
     actual: AtomicU32,
-    pinned: AtomicBool,
+    /// Held while memory is given back: none is any more when [`BalloonControl::pin`] returns.
+    pinned: RwLock<bool>,
     signals: Mutex<Option<Arc<Signals>>>,
 }
 
@@ -61,16 +62,25 @@ impl BalloonControl {
         Arc::new(control)
     }
 
-    /// From here on devices of the host may write to any page: the guest is asked to take back what is in the balloon.
+    /// From here on devices of the host may write to any page: the guest is asked to take back what is in the balloon. Waits
+    /// for memory that is being given back at this moment; afterwards none is, so that what is pinned next stays in its place.
     pub fn pin(&self) {
-        self.pinned.store(true, Ordering::Release);
+        *self.pinned.write().unwrap_or_else(PoisonError::into_inner) = true;
         self.ask(0);
     }
 
     /// Whether devices of the host may write to any page.
     #[must_use]
     pub fn pinned(&self) -> bool {
-        self.pinned.load(Ordering::Acquire)
+        *self.pinned.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives memory back by `give`, unless devices of the host may write to it. They may not before `give` has returned.
+    fn unless_pinned(&self, give: impl FnOnce()) {
+        let pinned = self.pinned.read().unwrap_or_else(PoisonError::into_inner);
+        if !*pinned {
+            give();
+        }
     }
 
     /// Asks the guest for a balloon of `bytes`, in whole pages.
@@ -160,11 +170,9 @@ impl Device for Balloon {
             let control = self.control.clone();
             Worker::start(name, &crew, vec![bell], move |stop| {
                 ring.run(stop, |chain, memory| match index {
-                    // The guest keeps away from its pages all the same.
-                    _ if control.pinned() => Served::Used(0),
-                    INFLATE => inflate(chain, memory, stop),
+                    INFLATE => inflate(chain, memory, &control, stop),
                     DEFLATE => Served::Used(0),
-                    _ => report(chain, memory, stop),
+                    _ => report(chain, memory, &control, stop),
                 });
             })
         };
@@ -177,8 +185,8 @@ impl Device for Balloon {
     }
 }
 
-/// Takes the pages whose numbers the chain lists.
-fn inflate(chain: Chain<'_>, memory: &GuestMemoryMmap, stop: &Stop) -> Served {
+/// Takes the pages whose numbers the chain lists. The guest keeps away from them even if they stay where they are.
+fn inflate(chain: Chain<'_>, memory: &GuestMemoryMmap, control: &BalloonControl, stop: &Stop) -> Served {
     let buffers = Buffers::of(chain, memory).filter(|buffers| buffers.whole && buffers.writable.is_empty());
     let Some(Buffers { readable, .. }) = buffers else { return Served::Malformed };
     let mut run = Run::default();
@@ -192,10 +200,10 @@ fn inflate(chain: Chain<'_>, memory: &GuestMemoryMmap, stop: &Stop) -> Served {
             if slice.read_slice(&mut number, at).is_err() {
                 return Served::Malformed;
             }
-            run.add(u64::from(u32::from_le_bytes(number)), memory);
+            run.add(u64::from(u32::from_le_bytes(number)), memory, control);
         }
     }
-    run.release(memory);
+    run.release(memory, control);
     Served::Used(0)
 }
 
@@ -207,59 +215,44 @@ struct Run {
 }
 
 impl Run {
-    fn add(&mut self, page: u64, memory: &GuestMemoryMmap) {
+    fn add(&mut self, page: u64, memory: &GuestMemoryMmap, control: &BalloonControl) {
         if self.count > 0 && page == self.first + self.count {
             self.count += 1;
         } else if self.count > 0 && page + 1 == self.first {
             self.first = page;
             self.count += 1;
         } else {
-            self.release(memory);
+            self.release(memory, control);
             *self = Self { first: page, count: 1 };
         }
     }
 
-    fn release(&mut self, memory: &GuestMemoryMmap) {
-        let (at, len) = (GuestAddress(self.first * PAGE), usize::try_from(self.count * PAGE).unwrap_or(0));
+    fn release(&mut self, memory: &GuestMemoryMmap, control: &BalloonControl) {
+        let (at, len) = (GuestAddress(self.first * PAGE), self.count * PAGE);
         self.count = 0;
-        // Pages that are not RAM have nothing to give.
-        let slices = GuestMemory::get_slices(memory, at, len, Permissions::Write);
-        for slice in slices.into_iter().flatten().map_while(Result::ok) {
-            give_back(memory, at, &slice);
-        }
+        control.unless_pinned(|| give_back(memory, at, len));
     }
 }
 
 /// Takes the pages that the chain itself consists of. They are read as zeros afterwards, if at all.
-fn report(chain: Chain<'_>, memory: &GuestMemoryMmap, stop: &Stop) -> Served {
+fn report(chain: Chain<'_>, memory: &GuestMemoryMmap, control: &BalloonControl, stop: &Stop) -> Served {
     let parts: Vec<_> = chain.map(|part| (part.addr(), part.len(), part.is_write_only())).collect();
     for (at, len, writable) in parts {
         if stop.stopped() {
             return Served::Stopped;
         }
-        let len = usize::try_from(len).unwrap_or(0);
-        let whole = at.0.is_multiple_of(PAGE) && (len as u64).is_multiple_of(PAGE);
-        if !writable || !whole {
-            continue;
-        }
-        let slices = GuestMemory::get_slices(memory, at, len, Permissions::Write);
-        for slice in slices.into_iter().flatten().map_while(Result::ok) {
-            give_back(memory, at, &slice);
+        let len = u64::from(len);
+        if writable && at.0.is_multiple_of(PAGE) && len.is_multiple_of(PAGE) {
+            control.unless_pinned(|| give_back(memory, at, len));
         }
     }
     Served::Used(0)
 }
 
-/// Frees the host's memory behind a slice. What cannot be freed, such as a part of a huge page, stays.
-fn give_back(memory: &GuestMemoryMmap, at: GuestAddress, slice: &VolatileSlice<'_>) {
-    // Pages of a file, which others may map, are freed in the file.
-    let shared = memory.find_region(at).is_some_and(|region| region.flags() & libc::MAP_SHARED != 0);
-    let advice = if shared { libc::MADV_REMOVE } else { libc::MADV_DONTNEED };
-    let guard = slice.ptr_guard_mut();
-    // SAFETY: the guard's range lies in a mapping of guest RAM, which nothing but guests and devices read; they find zeros
-    // afterwards, as after any write of the guest's.
-    if unsafe { libc::madvise(guard.as_ptr().cast(), slice.len(), advice) } != 0 {
-        log::debug!("cannot give memory back: {}", io::Error::last_os_error());
+/// Frees the host's memory. What cannot be freed, such as a part of a huge page, stays.
+fn give_back(memory: &GuestMemoryMmap, at: GuestAddress, len: u64) {
+    if let Err(error) = pages::give_back(memory, at, len) {
+        log::debug!("cannot give memory back: {error}");
     }
 }
 
@@ -341,6 +334,25 @@ mod tests {
         assert_eq!(driver.bytes(PAGES, 4096), [0xAA; 4096]);
         let mut later = Driver::new(Balloon::new("balloon0", ALL, control));
         assert_eq!(later.read(0x12), [2, 0], "no queue for reports");
+    }
+
+    #[test]
+    fn memory_that_is_being_given_back_is_waited_for_before_devices_of_the_host_come() {
+        let control = BalloonControl::new(0);
+        let (giving, pinned) = (std::sync::Barrier::new(2), std::sync::atomic::AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                control.unless_pinned(|| {
+                    giving.wait();
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    assert!(!pinned.load(Ordering::Acquire), "pinned while memory was given back");
+                });
+            });
+            giving.wait();
+            control.pin();
+            pinned.store(true, Ordering::Release);
+        });
+        control.unless_pinned(|| panic!("memory that is pinned was given back"));
     }
 
     #[test]

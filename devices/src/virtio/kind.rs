@@ -17,6 +17,8 @@ pub enum Kind {
     Balloon,
     /// Sockets (5.10).
     Socket,
+    /// Memory that comes and goes (5.15).
+    Memory,
     /// Shared folder (5.11).
     FileSystem,
 }
@@ -32,6 +34,7 @@ impl Kind {
             Self::Entropy => 4,
             Self::Balloon => 5,
             Self::Socket => 19,
+            Self::Memory => 24,
             Self::FileSystem => 26,
         }
     }
@@ -43,7 +46,7 @@ impl Kind {
             Self::Net => 0x02_0000,
             Self::Block => 0x01_8000,
             Self::Console => 0x07_8000,
-            Self::Entropy | Self::Balloon => 0x08_8000,
+            Self::Entropy | Self::Balloon | Self::Memory => 0x08_8000,
             Self::Socket => 0x02_8000,
             Self::FileSystem => 0x01_8000,
         };

@@ -12,6 +12,7 @@
 //! | how do accesses through configuration space reach the BAR? | [`window`] |
 //! | what does a disk do with a request? | [`block`] |
 //! | which memory does the guest give back? | [`balloon`] |
+//! | which memory comes and goes? | [`mem`] |
 //! | what does the guest print, and who types? | [`console`] |
 //! | where do random numbers come from? | [`rng`] |
 //! | who talks over sockets between guest and host? | [`vsock`] |
@@ -33,7 +34,9 @@ pub mod function;
 pub mod kind;
 pub mod layout;
 pub mod limit;
+pub mod mem;
 pub mod net;
+mod pages;
 pub mod ring;
 pub mod rng;
 pub mod signals;

@@ -1,5 +1,6 @@
 //! Makes endpoints and the hierarchy that holds them, at the start of a machine and later.
 
+mod reach;
 mod virtio;
 
 use std::collections::BTreeMap;
@@ -8,6 +9,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use arch::memory_map::Range;
 use devices::legacy::ConsoleSink;
 use devices::stub::{StubError, StubFunction};
 use devices::vfio::iommu::DomainError;
@@ -31,10 +33,11 @@ use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use crate::address_space::{AddressSpace, BusMaster};
 use crate::backends::{BackendError, Backends};
 use crate::effects::{BarAccess, Endpoint};
-use crate::groundwork::{self, Functions, GroundworkError};
+use crate::groundwork::{self, Functions, GroundworkError, Lay, Work};
 use crate::host;
 use crate::kvm::{GsiTable, KvmError, SharedIntx, SignalMsi, Vm};
 use crate::spec::{self, Spec};
+use reach::DomainReach;
 
 /// What endpoints of one machine are made with.
 pub struct Factory {
@@ -88,8 +91,11 @@ impl Factory {
         let Functions { domain, open } = functions;
         let factory =
             Self { vm, memory, backends, console: None, expired: None, space, routes, msi, domain, open, wires: BTreeMap::new() };
-        if factory.domain.is_some() {
+        if let Some(domain) = &factory.domain {
             factory.pin_balloon();
+            for region in factory.backends.memory_regions() {
+                region.reach_from_start(Arc::new(DomainReach(Arc::clone(domain))));
+            }
         }
         factory
     }
@@ -249,7 +255,14 @@ impl Factory {
         let forgotten = domain.is_empty();
         let host = HostFunction::open(name, &path, &domain)?;
         if forgotten {
-            groundwork::map_ram(&domain, &self.memory.memory())?;
+            let (memory, regions) = (self.memory.memory(), self.backends.memory_regions());
+            let blocks: Vec<Range> = regions.iter().map(|region| Range::sized(region.region().at, region.region().len)).collect();
+            let fixed = groundwork::fixed(&memory, &blocks);
+            let work = Work::new(false, fixed.iter().map(|region| region.len).sum());
+            Lay { regions: fixed, threads: 0, domain: Some(&domain), page: 0 }.run(&work)?;
+            for region in regions {
+                region.reach(Arc::new(DomainReach(Arc::clone(&domain))), &memory, &|_| true).map_err(GroundworkError::from)?;
+            }
         }
         self.domain = Some(domain);
         Ok(host)

@@ -8,6 +8,7 @@ use devices::virtio::balloon::{Balloon, BalloonSpec};
 use devices::virtio::block::{BlockFunction, BlockSpec, SERIAL_LEN};
 use devices::virtio::console::Console;
 use devices::virtio::limit::{BucketSpec, LimitSpec};
+use devices::virtio::mem::Mem;
 use devices::virtio::net::{NetFunction, NetSpec};
 use devices::virtio::rng::Rng;
 use devices::virtio::vhost_user::RemoteFunction;
@@ -62,6 +63,11 @@ impl Factory {
                 let spec =
                     BalloonSpec { deflate_on_oom: balloon.deflate_on_oom, free_page_reporting: balloon.free_page_reporting };
                 let made = VirtioFunction::with_device(Balloon::new(name, spec, Arc::clone(&control)), memory, msi)?;
+                control.connect(made.signals());
+                Arc::new(Mutex::new(made))
+            }
+            (Virtio::Memory { .. }, Backend::Memory(control)) => {
+                let made = VirtioFunction::with_device(Mem::new(name, Arc::clone(&control)), memory, msi)?;
                 control.connect(made.signals());
                 Arc::new(Mutex::new(made))
             }

@@ -195,7 +195,13 @@ fn check_memory(nodes: &[&NumaNode], config: &VmConfig) -> Result<(), NumaError>
     if sum == Some(config.memory.size.bytes()) {
         return Ok(());
     }
-    Err(NumaError::Memory { sum: Size(sum.unwrap_or(u64::MAX)), memory: config.memory.size })
+    let (sum, memory) = (Size(sum.unwrap_or(u64::MAX)), config.memory.size);
+    // A node may have none, so only the sum tells that something was left out.
+    let without = nodes.iter().find(|node| node.memory == Size(0)).map(|node| node.id);
+    match (without, memory.bytes().checked_sub(sum.bytes())) {
+        (Some(id), Some(left)) => Err(NumaError::NoMemory { id, sum, memory, left: Size(left) }),
+        _ => Err(NumaError::Memory { sum, memory }),
+    }
 }
 
 fn check_pages(id: u32, node: &GuestNode, config: &VmConfig) -> Result<(), NumaError> {
@@ -373,6 +379,18 @@ pub enum NumaError {
         sum: Size,
         /// Of the machine.
         memory: Size,
+    },
+    /// A node that says nothing of its memory.
+    #[error("--numa id={id} has no `memory`, and the nodes have {sum} together where --memory is {memory}: add memory={left}")]
+    NoMemory {
+        /// The node.
+        id: u32,
+        /// Of all nodes.
+        sum: Size,
+        /// Of the machine.
+        memory: Size,
+        /// What no node has.
+        left: Size,
     },
     /// Cut pages.
     #[error("--numa id={id} has {memory}, which is no multiple of the page size {page}: round it")]

@@ -183,6 +183,8 @@ fn nodes_that_no_guest_can_have_are_refused_with_numbers_and_limits() {
         (2, &["0,cpus=0-2,memory=512M"], "has vCPU 2, but the machine has vCPUs 0 to 1"),
         (2, &["0,cpus=0-1,memory=512M", "1,cpus=1"], "vCPU 1 is in --numa id=0 and id=1"),
         (4, &["0,cpus=1,memory=512M"], "vCPUs 0,2-3 are in no memory node"),
+        (1, &["0,cpus=0"], "--numa id=0 has no `memory`, and the nodes have 0 together where --memory is 512M: add memory=512M"),
+        (1, &["0,cpus=0,memory=128M", "1"], "--numa id=1 has no `memory`, and the nodes have 128M together"),
         (1, &["0,cpus=0,memory=256M", "1,memory=128M"], "384M together, --memory is 512M"),
         (1, &["0,cpus=0,memory=15000000T", "1,memory=15000000T"], "--memory is 512M"),
         (1, &["0,cpus=0,memory=1", "1,memory=536870911"], "id=0 has 1, which is no multiple of the page size 4K"),

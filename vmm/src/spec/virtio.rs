@@ -8,6 +8,8 @@ use api::config::{
 use devices::virtio::{Kind, layout};
 use pci::topology::{EndpointSpec, Name};
 
+use crate::resize::region_count;
+
 /// A virtio device, as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Virtio {
@@ -25,6 +27,13 @@ pub enum Virtio {
     Console(OutputConfig),
     /// Memory that the guest gives back.
     Balloon(BalloonConfig),
+    /// Memory that comes and goes.
+    Memory {
+        /// The guest's memory node.
+        node: u16,
+        /// It has its pages before the guest has it.
+        prefault: bool,
+    },
 }
 
 impl Virtio {
@@ -39,6 +48,7 @@ impl Virtio {
             Self::Folder(_) => Kind::FileSystem,
             Self::Console(_) => Kind::Console,
             Self::Balloon(_) => Kind::Balloon,
+            Self::Memory { .. } => Kind::Memory,
         }
     }
 
@@ -50,7 +60,7 @@ impl Virtio {
             Self::Net(net) => net.id.as_deref(),
             Self::Folder(folder) => folder.id.as_deref(),
             Self::Vsock(vsock) => vsock.id.as_deref(),
-            Self::Rng(_) | Self::Console(_) | Self::Balloon(_) => None,
+            Self::Rng(_) | Self::Console(_) | Self::Balloon(_) | Self::Memory { .. } => None,
         }
     }
 
@@ -83,6 +93,7 @@ impl Virtio {
             Self::Folder(folder) => folder.tag.clone(),
             Self::Console(output) => output.to_string(),
             Self::Balloon(balloon) => balloon.to_string(),
+            Self::Memory { node, .. } => format!("memory node {node}"),
         }
     }
 
@@ -93,7 +104,14 @@ impl Virtio {
     }
 }
 
-/// All of them with their names: disks first, since guests call the first disk by its address. Unnamed ones are called
+/// The memory devices of a machine whose memory comes and goes in blocks, one for each of its `nodes` memory nodes.
+pub fn memory_devices(config: &VmConfig, nodes: usize) -> impl Iterator<Item = (Name, Virtio)> {
+    let prefault = config.memory.prefault;
+    let nodes = (0..u16::MAX).take(region_count(config, nodes));
+    nodes.map(move |node| (Name(format!("mem{node}")), Virtio::Memory { node, prefault }))
+}
+
+/// All others with their names: disks first, since guests call the first disk by its address. Unnamed ones are called
 /// `disk0`, ... by their place among their kind.
 #[must_use]
 pub fn devices(config: &VmConfig) -> Vec<(Name, Virtio)> {

@@ -1,0 +1,70 @@
+//! Makes memory that comes: reserved, from the host node that is meant, touched and mapped for host functions if need be.
+
+use std::sync::Arc;
+
+use arch::memory_map::Range;
+use devices::acpi::MemoryDevice;
+use devices::vfio::Domain;
+use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
+
+use crate::groundwork::{GroundworkError, Lay, Work, threads};
+use crate::machine::MachineError;
+use crate::memory::{self, Backing};
+use crate::numa::{Binding, GuestNuma};
+
+/// Memory to be made.
+pub(super) struct Growth {
+    pub ranges: Vec<Range>,
+    pub bindings: Vec<Binding>,
+    pub backing: Backing,
+    pub prefault: bool,
+    pub domain: Option<Arc<Domain>>,
+}
+
+/// Which host nodes the memory of `devices` comes from.
+#[must_use]
+pub fn bindings(numa: Option<&GuestNuma>, devices: &[MemoryDevice]) -> Vec<Binding> {
+    let binding = |device: &MemoryDevice| {
+        let node = numa?.nodes.get(usize::try_from(device.node).ok()?)?.host.as_ref()?;
+        Some(Binding { range: Range::sized(device.base, device.len), node: node.node, policy: node.placement.policy })
+    };
+    devices.iter().filter_map(binding).collect()
+}
+
+impl Growth {
+    fn touches(&self) -> bool {
+        self.prefault || self.domain.is_some()
+    }
+
+    /// What making it is; without bytes if it takes no time.
+    pub fn work(&self) -> Work {
+        let bytes = if self.touches() { self.ranges.iter().map(Range::len).sum() } else { 0 };
+        Work::new(self.touches(), bytes)
+    }
+
+    /// Makes it. Nothing is mapped if it cannot be had.
+    pub fn run(&self, work: &Work) -> Result<GuestMemoryMmap, GroundworkError> {
+        let memory = memory::create(&self.ranges, self.backing)?;
+        memory::bind(&memory, &self.bindings, self.backing.huge_page)?;
+        let lay = Lay {
+            regions: memory::regions(&memory),
+            threads: if self.touches() { threads() } else { 0 },
+            domain: self.domain.as_deref(),
+            page: self.backing.huge_page.unwrap_or(0),
+        };
+        lay.run(work)?;
+        Ok(memory)
+    }
+}
+
+/// Memory that cannot be added after it was promised.
+#[derive(Debug, Error)]
+pub(super) enum GrowthError {
+    /// Making it.
+    #[error(transparent)]
+    Ground(#[from] GroundworkError),
+    /// The machine.
+    #[error(transparent)]
+    Machine(Box<MachineError>),
+}

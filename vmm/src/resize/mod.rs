@@ -1,0 +1,284 @@
+//! Follows a change of a machine's processors and memory until the guest has what it was promised.
+//!
+//! A reply is sent when the new numbers are accounted. Processors that come are there at once; those that go are asked for,
+//! and go when the guest gives them back. Memory is reserved, and pinned for host functions, by a thread of its own; then the
+//! guest is told. Of a memory device's blocks the guest is told how many it is to have, as far as there is memory for them.
+
+mod growth;
+mod room;
+mod step;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use api::command::Resize;
+use api::config::{Size, VmConfig};
+use api::info::Progress;
+use arch::memory_map::Range;
+use devices::acpi::MemoryDevice;
+use devices::complaints::chain;
+use devices::virtio::mem::MemControl;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+pub use growth::bindings;
+use growth::{Growth, GrowthError};
+pub use room::{BLOCK, Extent, Room, region_count, share_out};
+pub use step::ResizeError;
+use step::{Step, step};
+
+use crate::groundwork::{self, Preparation};
+use crate::machine::Machine;
+use crate::memory::Backing;
+use crate::numa::GuestNuma;
+
+/// What comes next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Coming {
+    /// Memory devices of which the guest is told.
+    Devices(Vec<MemoryDevice>),
+    /// Memory behind blocks that the guest may plug.
+    Blocks(Vec<MemoryDevice>),
+}
+
+impl Coming {
+    fn devices(&self) -> &[MemoryDevice] {
+        match self {
+            Self::Devices(devices) | Self::Blocks(devices) => devices,
+        }
+    }
+}
+
+/// One machine's changes.
+pub struct Resizer {
+    room: Room,
+    /// How memory is backed.
+    backing: Backing,
+    numa: Option<GuestNuma>,
+    prefault: bool,
+    /// With what was promised.
+    extent: Extent,
+    /// Memory that is still to be prepared.
+    waiting: VecDeque<Vec<MemoryDevice>>,
+    /// Memory that a thread prepares; one at a time.
+    growing: Option<(Coming, Preparation<GuestMemoryMmap>)>,
+    /// The regions of blocks.
+    blocks: Vec<Arc<MemControl>>,
+    /// What the guest had of them when it was last told.
+    plugged: u64,
+    /// Readable when a thread is done or the guest has other blocks.
+    done: Arc<EventFd>,
+}
+
+impl Resizer {
+    /// For a machine that has just been started with `extent`, with these regions of blocks.
+    pub fn new(
+        config: &VmConfig,
+        numa: Option<&GuestNuma>,
+        hot_plug: &[Range],
+        mut extent: Extent,
+        blocks: Vec<Arc<MemControl>>,
+    ) -> io::Result<Self> {
+        let done = Arc::new(groundwork::event()?);
+        for control in &blocks {
+            let done = Arc::clone(&done);
+            control.on_change(Box::new(move || {
+                // A full counter is readable already.
+                let _ = done.write(1);
+            }));
+        }
+        // A reset comes before what was promised has come.
+        let _ = done.write(1);
+        extent.blocks.resize(blocks.len(), 0);
+        Ok(Self {
+            room: Room::new(config, numa, hot_plug),
+            backing: groundwork::backing(&config.memory, config.memory.prefault),
+            numa: numa.cloned(),
+            prefault: config.memory.prefault,
+            extent,
+            waiting: VecDeque::new(),
+            growing: None,
+            blocks,
+            plugged: 0,
+            done,
+        })
+    }
+
+    /// Whether `to` can be, with the reason if not.
+    pub fn check(&self, to: &Resize) -> Result<(), ResizeError> {
+        step(&self.room, &self.extent, to).map(drop)
+    }
+
+    /// Changes `machine`, or promises it. All or nothing of what is asked for is done.
+    pub fn resize(&mut self, machine: &mut Machine, to: &Resize) -> Result<(), ResizeError> {
+        let Step { come, go, memory, blocks } = step(&self.room, &self.extent, to)?;
+        // First, since it can fail.
+        let mut came = Vec::new();
+        for number in come {
+            if let Err(source) = machine.add_cpu(number) {
+                came.into_iter().for_each(|number| machine.ask_for_cpu(number));
+                return Err(ResizeError::Machine { number, source });
+            }
+            came.push(number);
+        }
+        self.extent.cpus.extend(came);
+        for number in go {
+            machine.ask_for_cpu(number);
+            self.extent.cpus.remove(&number);
+        }
+        if !memory.is_empty() {
+            self.extent.memory.extend(&memory);
+            self.waiting.push_back(memory);
+        }
+        if let Some(blocks) = blocks {
+            self.extent.blocks = blocks;
+            self.request();
+        }
+        Ok(())
+    }
+
+    /// Tells the guest how many blocks it is to have, as far as there is memory behind them.
+    fn request(&self) {
+        for (control, wanted) in self.blocks.iter().zip(&self.extent.blocks) {
+            let sizes = control.sizes();
+            let possible = sizes.usable.min(*wanted);
+            if possible != sizes.requested {
+                control.request(0, possible);
+            }
+        }
+    }
+
+    /// Does what guests and threads have made possible. Says whether numbers changed that were told.
+    pub fn follow(&mut self, machine: &mut Machine) -> bool {
+        machine.take_ejected();
+        let _ = self.done.read();
+        let mut changed = false;
+        if let Some((coming, preparation)) = self.growing.take_if(|(_, preparation)| preparation.is_done()) {
+            changed = self.finish(machine, &coming, preparation.finish().map_err(GrowthError::from));
+        }
+        let plugged = self.plugged();
+        changed | (std::mem::replace(&mut self.plugged, plugged) != plugged)
+    }
+
+    /// Waits for memory that is being prepared. Says as [`Resizer::follow`].
+    pub fn settle(&mut self, machine: &mut Machine) -> bool {
+        let Some((coming, preparation)) = self.growing.take() else { return false };
+        self.finish(machine, &coming, preparation.finish().map_err(GrowthError::from))
+    }
+
+    /// Begins to prepare what was promised next, if nothing is being prepared. Says as [`Resizer::follow`].
+    pub fn go_on(&mut self, machine: &mut Machine) -> bool {
+        if self.growing.is_some() {
+            return false;
+        }
+        let Some(coming) = self.next() else { return false };
+        let devices = coming.devices();
+        let growth = Growth {
+            ranges: devices.iter().map(|device| Range::sized(device.base, device.len)).collect(),
+            bindings: bindings(self.numa.as_ref(), devices),
+            backing: self.backing,
+            // Blocks are touched and mapped when the guest plugs them.
+            prefault: self.prefault && matches!(coming, Coming::Devices(_)),
+            domain: machine.domain().filter(|domain| matches!(coming, Coming::Devices(_)) && !domain.is_empty()),
+        };
+        match Preparation::start_with(growth.work(), Arc::clone(&self.done), move |work| growth.run(work)) {
+            Ok(preparation) => {
+                self.growing = Some((coming, preparation));
+                false
+            }
+            Err(error) => self.finish(machine, &coming, Err(error.into())),
+        }
+    }
+
+    fn next(&mut self) -> Option<Coming> {
+        if let Some(devices) = self.waiting.pop_front() {
+            return Some(Coming::Devices(devices));
+        }
+        let wanted = self.blocks.iter().zip(&self.extent.blocks).zip(&self.room.regions).enumerate();
+        let more = wanted.filter_map(|(index, ((control, wanted), (node, region)))| {
+            let (from, to) = (control.sizes().usable, self.room.usable(index, *wanted));
+            (to > from).then(|| MemoryDevice { base: region.at + from, len: to - from, node: *node })
+        });
+        Some(Coming::Blocks(more.collect())).filter(|coming| !coming.devices().is_empty())
+    }
+
+    fn finish(&mut self, machine: &mut Machine, coming: &Coming, made: Result<GuestMemoryMmap, GrowthError>) -> bool {
+        let told: &[MemoryDevice] = if let Coming::Devices(devices) = coming { devices } else { &[] };
+        let added =
+            made.and_then(|memory| machine.add_memory(&memory, told).map_err(|error| GrowthError::Machine(Box::new(error))));
+        if let Err(error) = &added {
+            let bytes = Size(coming.devices().iter().map(|device| device.len).sum());
+            log::error!("cannot add {bytes} of memory: {}", chain(error));
+        }
+        match (coming, &added) {
+            (Coming::Devices(_), Ok(())) => {}
+            (Coming::Devices(devices), Err(_)) => self.extent.memory.retain(|device| !devices.contains(device)),
+            (Coming::Blocks(devices), Ok(())) => {
+                for device in devices {
+                    let control = self.blocks.iter().find(|control| control.region().holds(device.base));
+                    if let Some(control) = control {
+                        let usable = device.base + device.len - control.region().at;
+                        control.request(usable, control.sizes().requested);
+                    }
+                }
+                self.request();
+            }
+            (Coming::Blocks(_), Err(_)) => {
+                // The guest keeps what there is memory for.
+                for (control, wanted) in self.blocks.iter().zip(&mut self.extent.blocks) {
+                    *wanted = control.sizes().usable.min(*wanted);
+                }
+            }
+        }
+        added.is_err()
+    }
+
+    /// Whether memory is being prepared.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.growing.is_some()
+    }
+
+    /// How far memory is that is being prepared, if that takes long.
+    #[must_use]
+    pub fn progress(&self) -> Option<Progress> {
+        self.growing.as_ref().map(|(_, preparation)| preparation.progress()).filter(|progress| progress.total > 0)
+    }
+
+    /// Processors and memory, with what was promised.
+    #[must_use]
+    pub fn extent(&self) -> &Extent {
+        &self.extent
+    }
+
+    /// Bytes of memory in all, with what was promised.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        self.room.memory + self.extent.added()
+    }
+
+    /// Bytes of memory in all, of blocks those that the guest has.
+    #[must_use]
+    pub fn actual(&self) -> u64 {
+        let blocks: u64 = self.extent.blocks.iter().sum();
+        self.memory() - blocks + self.plugged()
+    }
+
+    fn plugged(&self) -> u64 {
+        self.blocks.iter().map(|control| control.sizes().plugged).sum()
+    }
+
+    /// How many processors.
+    #[must_use]
+    pub fn cpus(&self) -> u8 {
+        u8::try_from(self.extent.cpus.len()).unwrap_or(u8::MAX)
+    }
+}
+
+impl AsRawFd for Resizer {
+    fn as_raw_fd(&self) -> RawFd {
+        self.done.as_raw_fd()
+    }
+}
