@@ -1,12 +1,14 @@
 //! A blocking client of the HTTP API, for `banyan ctl` and for tests.
 //!
-//! One connection, one call at a time. It waits for a reply as long as the other side takes: removing a device takes as long
-//! as the guest does.
+//! One connection, one call at a time. A call may take as long as the other side needs: preparing memory or ending a guest
+//! does. One that takes long is waited for as long as the process answers to `vmm.ping`, which needs next to no time.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::Value;
 use thiserror::Error;
 
@@ -18,6 +20,9 @@ const HEADERS: usize = 32;
 const HEAD: usize = 16 << 10;
 /// Bytes of a reply's body, at most.
 const BODY: usize = 64 << 20;
+
+/// How long nothing may come before the other side is asked whether it is there, and how long it may take to say so.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How an endpoint is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,13 +40,71 @@ pub struct Client {
     stream: UnixStream,
     /// Bytes that have been read beyond the last reply.
     rest: Vec<u8>,
+    /// How long nothing may come.
+    patience: Duration,
+    /// What is done then.
+    silence: Silence,
+}
+
+/// What a side that says nothing means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Silence {
+    /// It is busy if it answers to a ping, else it is not there.
+    Doubt,
+    /// It is not there.
+    Absence,
+    /// There is nothing to tell.
+    Peace,
 }
 
 impl Client {
     /// Connects to the socket at `path`.
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(path).map_err(|source| ClientError::Connect { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), stream, rest: Vec::new() })
+        Self::with_patience(path, PATIENCE)
+    }
+
+    fn with_patience(path: &Path, patience: Duration) -> Result<Self, ClientError> {
+        let failed = |source: io::Error| match source.kind() {
+            // Its queue of connections is full, and stays so.
+            io::ErrorKind::WouldBlock => ClientError::Silent { path: path.to_owned(), patience },
+            _ => ClientError::Connect { path: path.to_owned(), source },
+        };
+        let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let stream = UnixStream::from(socket.map_err(|error| failed(error.into()))?);
+        // Before the connection, for which it holds as well.
+        stream.set_write_timeout(Some(patience)).map_err(failed)?;
+        stream.set_read_timeout(Some(patience)).map_err(failed)?;
+        connect(&stream, &address).map_err(|error| failed(error.into()))?;
+        Ok(Self { path: path.to_owned(), stream, rest: Vec::new(), patience, silence: Silence::Doubt })
+    }
+
+    /// Whether to go on waiting for the other side, from which nothing came for a while.
+    fn wait_on(&self) -> Result<(), ClientError> {
+        let silent = || ClientError::Silent { path: self.path.clone(), patience: self.patience };
+        match self.silence {
+            Silence::Peace => Ok(()),
+            Silence::Absence => Err(silent()),
+            Silence::Doubt => {
+                let mut other = Self::with_patience(&self.path, self.patience).map_err(|_| silent())?;
+                other.silence = Silence::Absence;
+                other.call(Verb::Get, "vmm.ping", None).map(drop).map_err(|_| silent())
+            }
+        }
+    }
+
+    fn send(&mut self, mut request: &[u8]) -> Result<(), ClientError> {
+        let lost = |source| ClientError::Lost { path: self.path.clone(), source };
+        while !request.is_empty() {
+            match (&self.stream).write(request) {
+                Ok(0) => return Err(lost(io::ErrorKind::WriteZero.into())),
+                Ok(count) => request = request.get(count..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_on()?,
+                Err(error) => return Err(lost(error)),
+            }
+        }
+        Ok(())
     }
 
     /// Calls an endpoint by its name, such as `vm.info`. Returns the body of the reply, if it has one.
@@ -52,12 +115,13 @@ impl Client {
         };
         let body = body.map(ascii).unwrap_or_default();
         let head = format!("{verb} /api/v1/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
-        let lost = |path: &Path, source| ClientError::Lost { path: path.to_owned(), source };
-        let request = [head.as_bytes(), &body].concat();
         // A server that refuses a request before its end closes the connection; its reply says more than the error.
-        let sent = self.stream.write_all(&request);
+        let sent = self.send(&[head.as_bytes(), &body].concat());
+        if let Err(error @ ClientError::Silent { .. }) = sent {
+            return Err(error);
+        }
         match (self.reply(name), sent) {
-            (Err(ClientError::Lost { .. }), Err(source)) => Err(lost(&self.path, source)),
+            (Err(ClientError::Lost { .. }), Err(error)) => Err(error),
             (reply, _) => reply,
         }
     }
@@ -68,7 +132,7 @@ impl Client {
         let path = self.path.clone();
         let unusable = |what: &str| ClientError::NoHttp { path: path.clone(), what: what.to_owned() };
         let request = format!("GET /api/v1/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n");
-        self.stream.write_all(request.as_bytes()).map_err(|source| ClientError::Lost { path: path.clone(), source })?;
+        self.send(request.as_bytes())?;
         let end = loop {
             if let Some(end) = find(&self.rest, b"\r\n\r\n") {
                 break end + 4;
@@ -84,6 +148,8 @@ impl Client {
             return self.reply(name).map(drop);
         }
         self.rest.drain(..end);
+        // Nothing comes as long as nothing happens.
+        self.silence = Silence::Peace;
         let mut text: Vec<u8> = Vec::new();
         loop {
             let (start, length) = match httparse::parse_chunk_size(&self.rest) {
@@ -164,6 +230,7 @@ impl Client {
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_on()?,
                 Err(error) => return Err(lost(error)),
             }
         }
@@ -196,6 +263,14 @@ pub enum ClientError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// Somebody who says nothing.
+    #[error("what listens at {path} has not answered within {} s; it hangs, or is no Banyan process", patience.as_secs(), path = path.display())]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+        /// How long it was waited for.
+        patience: Duration,
     },
     /// Gone.
     #[error("the process at {path} ended before it answered", path = path.display())]
@@ -257,6 +332,72 @@ mod tests {
         assert_eq!(answered_with(&["HTTP/1.1 204 \r\n\r\n"]).unwrap(), None);
         let pieces = &["HTTP/1.1 200", " \r\ncontent-len", "gth: 7\r\n\r\n{\"a\":", "1}"];
         assert_eq!(answered_with(pieces).unwrap(), Some(serde_json::json!({"a": 1})));
+    }
+
+    /// Accepts every connection, and gives it to `serve` with its number and what it asks for, on threads of their own.
+    fn serving(path: &Path, serve: fn(usize, UnixStream)) {
+        let listener = UnixListener::bind(path).unwrap();
+        thread::spawn(move || {
+            for (index, stream) in listener.incoming().enumerate() {
+                thread::spawn(move || serve(index, stream.unwrap()));
+            }
+        });
+    }
+
+    const SHORT: Duration = Duration::from_millis(100);
+
+    #[test]
+    fn a_side_that_accepts_and_says_nothing_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        serving(&path, |_, stream| {
+            thread::sleep(Duration::from_secs(600));
+            drop(stream);
+        });
+        let started = std::time::Instant::now();
+        let large = serde_json::json!("x".repeat(4 << 20));
+        for body in [None, Some(&large)] {
+            let mut client = Client::with_patience(&path, SHORT).unwrap();
+            let error = client.call(Verb::Put, "vm.boot", body).unwrap_err();
+            assert!(matches!(error, ClientError::Silent { .. }), "{error}");
+        }
+        let error = Client::with_patience(&path, SHORT).unwrap().listen("vm.events", |_| true).unwrap_err();
+        assert!(matches!(error, ClientError::Silent { .. }), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_side_that_never_accepts_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let _listener = UnixListener::bind(&path).unwrap();
+        // As many as the kernel lets wait (net.core.somaxconn, 4096 by default).
+        let mut waiting = Vec::new();
+        let error = loop {
+            match Client::with_patience(&path, SHORT) {
+                Ok(client) if waiting.len() < 10_000 => waiting.push(client),
+                other => break other.map(|_| ()),
+            }
+        };
+        assert!(matches!(error, Err(ClientError::Silent { .. })), "{error:?}");
+    }
+
+    #[test]
+    fn a_side_that_is_busy_and_answers_to_a_ping_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        serving(&path, |index, mut stream| {
+            let mut request = [0; 1024];
+            let count = stream.read(&mut request).unwrap();
+            let is_ping = request[..count].starts_with(b"GET /api/v1/vmm.ping ");
+            assert_eq!(is_ping, index > 0);
+            if !is_ping {
+                thread::sleep(8 * SHORT);
+            }
+            stream.write_all(b"HTTP/1.1 204 \r\n\r\n").unwrap();
+        });
+        let reply = Client::with_patience(&path, SHORT).unwrap().call(Verb::Put, "vm.boot", None);
+        assert_eq!(reply.unwrap(), None);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! | what is known about a machine without asking it? | [`info`] |
 //! | how is it told what happens? | [`events`] |
 //! | what do the bodies of HTTP requests mean? | [`dialect`] |
+//! | where in a JSON text is what cannot be used? | [`json`] |
 //! | who serves them? | [`http`] |
 //! | how does a program call them? | [`client`] |
 //!
@@ -26,3 +27,4 @@ pub mod error;
 pub mod events;
 pub mod http;
 pub mod info;
+pub mod json;

@@ -180,7 +180,7 @@ impl MemoryMap {
             return Err(MemoryMapError::RamTooLarge {
                 ram: request.ram,
                 bits: request.physical_address_bits,
-                needed: bits_for(ram_end),
+                most: room(LOW_RAM_END, FOUR_GIB, limit, &reserved),
             });
         }
         let mut ram = vec![low];
@@ -195,7 +195,7 @@ impl MemoryMap {
             return Err(MemoryMapError::HotPlugTooLarge {
                 hot_plug: request.hot_plug,
                 bits: request.physical_address_bits,
-                needed: bits_for(hot_plug_end),
+                most: room(0, first, limit, &reserved),
             });
         }
 
@@ -298,6 +298,20 @@ impl fmt::Display for Size {
     }
 }
 
+/// Bytes as a user gives them.
+struct Given(u64);
+
+impl fmt::Display for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes if bytes % (KIB * GIB) == 0 => write!(f, "{}T", bytes / (KIB * GIB)),
+            bytes if bytes % GIB == 0 => write!(f, "{}G", bytes / GIB),
+            bytes if bytes % MIB == 0 => write!(f, "{}M", bytes / MIB),
+            bytes => write!(f, "{bytes}"),
+        }
+    }
+}
+
 fn check(request: &MemoryMapRequest) -> Result<(), MemoryMapError> {
     let (ram, bits) = (request.ram, request.physical_address_bits);
     if !ADDRESS_BITS.contains(&bits) {
@@ -307,7 +321,11 @@ fn check(request: &MemoryMapRequest) -> Result<(), MemoryMapError> {
         return Err(MemoryMapError::RamTooSmall { ram });
     }
     if ram > 1u64 << bits {
-        return Err(MemoryMapError::RamTooLarge { ram, bits, needed: bits_for(ram.saturating_add(FOUR_GIB - LOW_RAM_END)) });
+        return Err(MemoryMapError::RamTooLarge {
+            ram,
+            bits,
+            most: room(LOW_RAM_END, FOUR_GIB, 1 << bits, &merged(&request.reserved)),
+        });
     }
     if !ram.is_multiple_of(PAGE) {
         return Err(MemoryMapError::RamNotPages { ram });
@@ -374,6 +392,13 @@ fn fill(size: u64, start: u64, holes: &[Range]) -> (Vec<Range>, u64) {
     (filled, if left == 0 { end } else { u64::MAX })
 }
 
+/// Bytes of RAM for which there is room: `low` below 4 GiB, and what `holes` leave from `start` to `limit`, in whole GiB where it is
+/// one at least.
+fn room(low: u64, start: u64, limit: u64, holes: &[Range]) -> u64 {
+    let room = pieces(Range { start, end: limit.max(start) }, holes).iter().map(Range::len).sum::<u64>() + low;
+    if room < GIB { room / PAGE * PAGE } else { room / GIB * GIB }
+}
+
 /// The lowest address from `from` on, aligned to `size`, where `size` bytes meet no hole.
 fn clear_of(from: u64, size: u64, holes: &[Range]) -> u64 {
     let mut start = align_up(from, size);
@@ -405,32 +430,34 @@ pub enum MemoryMapError {
         ram: u64,
     },
     /// RAM is not a whole number of pages.
-    #[error("memory of {ram} bytes is not a multiple of 4096 bytes: round it up to {}", .ram.next_multiple_of(PAGE))]
+    #[error("memory of {ram} bytes is not a multiple of 4096 bytes: round it up to {}", ram.saturating_add(PAGE - 1) / PAGE * PAGE)]
     RamNotPages {
         /// Bytes asked for.
         ram: u64,
     },
     /// RAM does not fit the address width.
-    #[error("memory of {ram} bytes needs {needed} physical address bits, the guest has {bits}: give less memory")]
+    #[error("memory of {} does not fit the guest's {bits} physical address bits: give at most {}", Given(*ram), Given(*most))]
     RamTooLarge {
         /// Bytes asked for.
         ram: u64,
         /// Address bits there are.
         bits: u8,
-        /// Address bits it takes.
-        needed: u32,
+        /// Bytes that fit.
+        most: u64,
     },
     /// RAM that may come does not fit the address width.
     #[error(
-        "{hot_plug} bytes of memory that may come need {needed} physical address bits, the guest has {bits}: lower --memory hotplug"
+        "{} of memory that may come do not fit the guest's {bits} physical address bits: give --memory hotplug at most {}",
+        Given(*hot_plug),
+        Given(*most)
     )]
     HotPlugTooLarge {
         /// Bytes asked for.
         hot_plug: u64,
         /// Address bits there are.
         bits: u8,
-        /// Address bits it takes.
-        needed: u32,
+        /// Bytes that fit.
+        most: u64,
     },
     /// The address width is not one the machine can have.
     #[error("a physical address width of {bits} bits is not possible: it must be 32 to 52")]

@@ -77,7 +77,7 @@ pub enum SriovError {
         stride: u16,
     },
     /// A set of BARs that no function has.
-    #[error("VF {0}")]
+    #[error("BARs of the virtual functions")]
     Bars(#[from] BarError),
     /// A BAR that virtual functions cannot have.
     #[error("VF BAR {bar} is {spec}: virtual functions have memory BARs of at least {least}")]

@@ -47,7 +47,7 @@ fn a_boot_that_fails_can_be_tried_again() {
     let kernel = server.socket().with_file_name("kernel");
     assert_eq!(server.create(&kernel.display().to_string(), "").0, 204);
     for _ in 0..2 {
-        let reply = server.expect("PUT vm.boot", "", 500);
+        let reply = server.expect("PUT vm.boot", "", 400);
         assert!(reply.contains("No such file"), "{reply}");
         assert!(server.expect("GET vm.info", "", 200).contains(r#""phase":"created""#));
     }

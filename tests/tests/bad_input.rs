@@ -100,7 +100,7 @@ fn memory_that_cannot_be_had_is_refused_with_the_limit() {
         ("0", ["0 bytes", "16M"]),
         ("1", ["1 bytes", "16M"]),
         ("15M", ["15728640 bytes", "16M"]),
-        ("8000000T", ["physical address bits", "give less memory"]),
+        ("8000000T", ["physical address bits", "give at most"]),
         ("1T,hugepages=1G", ["1024 huge pages of 1024 MiB", "nr_hugepages"]),
     ] {
         refused_run(&["--memory", memory], &parts);

@@ -1,7 +1,7 @@
 //! Devices that a client adds: before the start the same as if vm.create had named them, later as vm.info tells of them.
 
 use api::command::Command;
-use api::config::VmConfig;
+use api::config::{DiskConfig, FsConfig, NetConfig, VmConfig, VsockConfig};
 use pci::topology::Name;
 
 use crate::backends::{Backend, BackendError, Backends};
@@ -34,6 +34,32 @@ pub fn check(command: &Command, config: &VmConfig) -> Result<(), BesideError> {
     spec::beside::reaches(config, &device)?;
     let there = spec::devices(config);
     spec::beside::fits(there.iter().map(|(name, there)| (name, there)), &device)
+}
+
+/// A configuration of what a running machine that was started as `config` uses of the host, with `device` beside what is there.
+#[must_use]
+pub fn beside<'a>(config: &VmConfig, there: impl Iterator<Item = (&'a Name, &'a Virtio)>, device: &Virtio) -> VmConfig {
+    let (disks, nets, filesystems) = (Vec::new(), Vec::new(), Vec::new());
+    let mut with = VmConfig { disks, nets, filesystems, vsock: None, ..config.clone() };
+    let mut put = |device: &Virtio, name: Option<String>| match device {
+        Virtio::Disk(disk) => with.disks.push(DiskConfig { id: name, ..disk.clone() }),
+        Virtio::Net(net) => with.nets.push(NetConfig { id: name, ..net.clone() }),
+        Virtio::Folder(folder) => with.filesystems.push(FsConfig { id: name, ..folder.clone() }),
+        Virtio::Vsock(vsock) => with.vsock = Some(VsockConfig { id: name, ..vsock.clone() }),
+        Virtio::Rng(_) | Virtio::Console(_) | Virtio::Balloon(_) | Virtio::Memory { .. } => {}
+    };
+    let again = |there: &Virtio| match (there, device) {
+        // Asking twice for one interface is no mistake: the answer is the one that is there.
+        (Virtio::Net(there), Virtio::Net(new)) => there.mac.is_some() && there.mac == new.mac,
+        // Which is refused by what is said of the kind.
+        (Virtio::Vsock(_), Virtio::Vsock(_)) => true,
+        _ => false,
+    };
+    for (name, there) in there.filter(|(_, there)| !again(there)) {
+        put(there, Some(name.0.clone()));
+    }
+    put(device, device.id().map(str::to_owned));
+    with
 }
 
 /// Hands the descriptors of an interface that `config` ends with to `backends`, under the name that it gets.

@@ -68,6 +68,30 @@ impl Backends {
         Ok(())
     }
 
+    /// Whether the host has what the devices of `spec` need, as far as that shows without disturbing anybody: servers of devices
+    /// take one client in their life, and taps are made when they are opened.
+    pub fn look(spec: &Spec) -> Result<(), BackendError> {
+        for (name, endpoint) in &spec.endpoints {
+            let Endpoint::Virtio(device) = endpoint else { continue };
+            let found = match device {
+                Virtio::Disk(disk) => match &disk.source {
+                    DiskSource::Image(path) => open_disk(disk, path).map(drop),
+                    DiskSource::Server(_) => Ok(()),
+                },
+                Virtio::Rng(rng) => open_random(&rng.source).map(drop),
+                Virtio::Vsock(vsock) => Listening::check(&vsock.socket).map_err(BackendError::from),
+                Virtio::Net(net) => match &net.source {
+                    NetSource::Descriptors => Err(BackendError::NoTap),
+                    NetSource::Tap(tap) => Tap::check(tap).map_err(BackendError::from),
+                    NetSource::Server(_) => Ok(()),
+                },
+                Virtio::Folder(_) | Virtio::Console(_) | Virtio::Balloon(_) | Virtio::Memory { .. } => Ok(()),
+            };
+            found.map_err(|source| BackendError::Device { name: name.to_string(), source: Box::new(source) })?;
+        }
+        Ok(())
+    }
+
     /// The side of device `name`, which is opened if it is not open.
     pub fn get(&self, name: &str, device: &Virtio) -> Result<Backend, BackendError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);

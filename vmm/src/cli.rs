@@ -1,7 +1,7 @@
 //! Decides what a command line asks for: which command, which machine, how it is run.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -125,11 +125,12 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, Cl
     }
 }
 
-/// Writes the completion script for `shell`.
-pub fn write_completions(shell: Shell, out: &mut dyn Write) -> io::Result<()> {
+/// The completion script for `shell`.
+#[must_use]
+pub fn completions(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "banyan", &mut script);
-    out.write_all(&script)
+    String::from_utf8_lossy(&script).into_owned()
 }
 
 /// A KVM hypervisor for device passthrough that shows the guest the host's PCI Express topology.
@@ -425,7 +426,7 @@ struct RunArguments {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = PCIE, verbatim_doc_comment)]
     topology: Option<PathBuf>,
 
-    /// Print the planned hierarchy and start nothing; needs no kernel and no /dev/kvm
+    /// Print the planned hierarchy and start nothing; needs no kernel and no /dev/kvm, and refuses what a start would refuse
     #[arg(long, help_heading = RUN)]
     dry_run: bool,
 
@@ -546,7 +547,7 @@ pub enum CliError {
     #[error(transparent)]
     Usage(#[from] clap::Error),
     /// Memory nodes that do not go together.
-    #[error("--numa: {0}")]
+    #[error("the memory nodes of --numa do not go together")]
     Numa(#[from] NumaFlagError),
     /// The topology file cannot be read.
     #[error("topology file {path} cannot be read; give the path of a readable TOML file", path = path.display())]

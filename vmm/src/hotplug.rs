@@ -156,7 +156,7 @@ impl HotPlug {
     }
 
     /// The virtio devices that are there.
-    fn virtio(&self) -> impl Iterator<Item = (&Name, &Virtio)> {
+    pub fn virtio(&self) -> impl Iterator<Item = (&Name, &Virtio)> {
         self.endpoints.iter().filter_map(|(name, endpoint)| match endpoint {
             Endpoint::Virtio(there) => Some((name, there)),
             _ => None,

@@ -41,6 +41,7 @@ pub mod pci_bus;
 pub mod plan;
 pub mod policy;
 pub mod ports;
+pub mod print;
 pub mod processors;
 pub mod replicate;
 pub mod resize;

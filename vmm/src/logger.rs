@@ -9,6 +9,8 @@ use std::time::Instant;
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
+use crate::print::one_line;
+
 struct Logger {
     start: Instant,
     file: Option<File>,
@@ -35,10 +37,11 @@ impl Log for Logger {
             return;
         }
         let level = tag(record.level());
-        let line = match &self.file {
-            Some(_) => format!("{:.6} {level}: {}: {}\n", self.start.elapsed().as_secs_f64(), record.target(), record.args()),
-            None => format!("banyan: {level}: {}\n", record.args()),
+        let text = match &self.file {
+            Some(_) => format!("{:.6} {level}: {}: {}", self.start.elapsed().as_secs_f64(), record.target(), record.args()),
+            None => format!("banyan: {level}: {}", record.args()),
         };
+        let line = one_line(&text).into_owned() + "\n";
         // A log that cannot be written has nowhere to say so.
         let _ = match &self.file {
             Some(file) => (&*file).write_all(line.as_bytes()),

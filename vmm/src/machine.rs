@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use api::config::{HotplugMethod, Payload, VmConfig};
+use api::config::{HotplugMethod, KernelConfig, Payload, VmConfig};
 use arch::memory_map::Range;
 use arch::x86_64::acpi::{self, AcpiError, Cpu, PrtEntry};
 use arch::x86_64::regs::Entry;
@@ -353,7 +353,12 @@ impl Drop for Machine {
 
 /// Looks at what shall run, so that a mistake is told before anything is made.
 pub fn check_payload(config: &VmConfig) -> Result<(), MachineError> {
-    Image::open(config.payload.as_ref().ok_or(MachineError::NothingToRun)?).map(drop)
+    let payload = config.payload.as_ref().ok_or(MachineError::NothingToRun)?;
+    Image::open(payload)?;
+    match payload {
+        Payload::Kernel(KernelConfig { initramfs: Some(path), .. }) => Ok(boot::check_initramfs(path)?),
+        _ => Ok(()),
+    }
 }
 
 enum Image {

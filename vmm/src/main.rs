@@ -5,12 +5,13 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
+use vmm::print::{one_line, print};
 use vmm::{cdi, check, ctl, demo, policy, run, serve, topology};
 
 fn main() -> ExitCode {
     let done = match cli::parse(std::env::args_os()) {
         Ok(action) => act(action),
-        Err(CliError::Usage(error)) => error.exit(),
+        Err(CliError::Usage(error)) => return usage(&error),
         Err(error) => Err(error.into()),
     };
     done.unwrap_or_else(|error| {
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
 fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
     match action {
         Action::Completions(shell) => {
-            cli::write_completions(shell, &mut io::stdout().lock()).map_err(run::RunError::Print)?;
+            print(&mut io::stdout().lock(), &cli::completions(shell)).map_err(run::RunError::Print)?;
             Ok(ExitCode::SUCCESS)
         }
         Action::Run { config, options } => match &options.api_socket {
@@ -60,13 +61,21 @@ fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
     }
 }
 
-/// Prints an error and its causes. Nothing can be done about a standard error that is closed.
+/// Prints help, the version, or what is wrong with the command line. Nothing can be done about an output that is closed.
+fn usage(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    let _ = if error.use_stderr() { print(&mut io::stderr().lock(), &text) } else { print(&mut io::stdout().lock(), &text) };
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1))
+}
+
+/// Prints an error and its causes.
 fn report(error: &dyn Error) {
-    let mut err = io::stderr().lock();
-    let _ = writeln!(err, "banyan: {error}");
+    let mut text = format!("banyan: {}\n", one_line(&error.to_string()));
     let mut cause = error.source();
     while let Some(error) = cause {
-        let _ = writeln!(err, "  because: {error}");
+        text += &format!("  because: {}\n", one_line(&error.to_string()));
         cause = error.source();
     }
+    // Nothing can be done about a standard error that is closed.
+    let _ = io::stderr().lock().write_all(text.as_bytes());
 }

@@ -1,6 +1,6 @@
 //! Runs a guest with its consoles from the start to the end, through resets.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -12,6 +12,7 @@ use api::events::Event;
 use api::http::Listening;
 use devices::legacy::console::Discard;
 use devices::legacy::{Console, ConsoleSink, InputLine, Line, Panic, PanicSink, PowerEvent};
+use rustix::io::Errno;
 use rustix::stdio::{stdin, stdout};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -69,6 +70,33 @@ impl Outputs {
         };
         let Opener { consoles, lines, sockets, .. } = opener;
         Ok(Self { consoles, lines, serial, console, debug, interactive, _sockets: sockets })
+    }
+
+    /// Whether what the configuration names can be opened, as far as that shows without opening it.
+    pub fn look(config: &VmConfig) -> Result<(), RunError> {
+        let outputs = [
+            ("--serial", Some(&config.serial)),
+            ("--console", Some(&config.console)),
+            ("--debug-console", config.debug_console.as_ref()),
+        ];
+        for (flag, output) in outputs {
+            match output {
+                Some(OutputConfig::Socket(path)) => Listening::check(path)?,
+                Some(OutputConfig::File(path)) => {
+                    let refused = |error: Errno| failed(flag, path, error.into());
+                    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                    let folder = fs::metadata(parent).map_err(|error| failed(flag, path, error))?;
+                    if !folder.is_dir() {
+                        return Err(refused(Errno::NOTDIR));
+                    }
+                    if path.is_dir() {
+                        return Err(refused(Errno::ISDIR));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Consoles that write to given descriptors; no input.
@@ -180,7 +208,7 @@ impl Outputs {
         match rustix::io::fcntl_dupfd_cloexec(stdin(), 0) {
             Ok(from) => Ok(Some(Input { line, from, escape: raw, resume: Arc::clone(resume) })),
             // A closed standard input is an empty one.
-            Err(rustix::io::Errno::BADF) => Ok(None),
+            Err(Errno::BADF) => Ok(None),
             Err(error) => Err(RunError::Standard(error.into())),
         }
     }
@@ -201,6 +229,10 @@ impl Outputs {
         let lines: u64 = self.lines.iter().map(|(_, line)| line.drain_on_exit(deadline)).sum();
         lines + self.consoles.iter().map(|console| console.drain_on_exit(deadline)).sum::<u64>()
     }
+}
+
+fn failed(flag: &'static str, path: &Path, source: io::Error) -> RunError {
+    RunError::Output { flag, path: path.display().to_string(), source }
 }
 
 fn input_of(machine: &Machine, device: Device) -> Option<Arc<dyn InputLine>> {
@@ -227,7 +259,7 @@ impl Opener {
         output: &mut OutputConfig,
         device: Option<Device>,
     ) -> Result<Arc<dyn ConsoleSink>, RunError> {
-        let failed = |path: &Path, source| RunError::Output { flag, path: path.display().to_string(), source };
+        let failed = |path: &Path, source| failed(flag, path, source);
         let name = flag.trim_start_matches('-');
         let line = match output {
             OutputConfig::Off => return Ok(Arc::new(Discard)),

@@ -9,6 +9,8 @@ use thiserror::Error;
 
 use crate::cli::ConfigCommand;
 use crate::files;
+use crate::print::print;
+use crate::run::{self, RunError};
 
 /// Where the file is, if nobody says otherwise.
 pub const FILE: &str = "/etc/banyan/config.toml";
@@ -57,17 +59,18 @@ pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), LoadError
     let found = |file: &Option<PathBuf>| file.as_deref().map_or_else(load, read);
     let name = |file: &Option<PathBuf>| file.as_ref().map_or_else(|| "built-in values".to_owned(), |at| at.display().to_string());
     let text = match command {
-        ConfigCommand::Check { file } => format!("{}: fine\n", name(&found(file)?.file)),
+        ConfigCommand::Check { file } => {
+            let Source { policy, file } = found(file)?;
+            let refused = |source| LoadError::Machine { file: name(&file), source: Box::new(source) };
+            run::plan_without_devices(&policy.base()).map_err(refused)?;
+            format!("{}: fine\n", name(&file))
+        }
         ConfigCommand::Show { file } => {
             let Source { policy, file } = found(file)?;
             format!("{:<26} {}\n{policy}", "file", name(&file))
         }
     };
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // A reader such as head(1) that has seen enough is no error.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(LoadError::Print(error)),
-        _ => Ok(()),
-    }
+    print(out, &text).map_err(LoadError::Print)
 }
 
 /// A policy that is not known.
@@ -85,6 +88,15 @@ pub enum LoadError {
     /// What it says.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// A machine of which no device is known cannot be.
+    #[error("{file}: no machine can be as it says")]
+    Machine {
+        /// The file.
+        file: String,
+        /// Why.
+        #[source]
+        source: Box<RunError>,
+    },
     /// Standard output.
     #[error("cannot write to standard output")]
     Print(#[source] io::Error),

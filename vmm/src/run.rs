@@ -1,11 +1,11 @@
 //! Runs a machine from its configuration to its end: looks at the host, plans, starts, starts again after a reset.
 
 use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 
 use api::config::{HotplugMethod, LogLevel, VmConfig};
-use api::http::ListenError;
+use api::http::{ListenError, Listening};
 use arch::x86_64::cpuid;
 use devices::legacy::{ConsoleError, PowerEvent};
 use kvm_bindings::CpuId;
@@ -25,8 +25,9 @@ use crate::kvm::{KvmError, Vm};
 use crate::logger;
 use crate::machine::{self, Design, MachineError};
 use crate::outputs::Outputs;
-use crate::own_files::{self, FilesError};
+use crate::own_files::{self, Beside, FilesError};
 use crate::plan::{self, Limits, MachinePlan, MachinePlanError};
+use crate::print::print;
 use crate::session::Service;
 use crate::spec::{self, Endpoint, Spec, SpecError};
 use crate::vcpu::{Ended, Named};
@@ -47,7 +48,7 @@ pub mod exit_code {
 
 /// `banyan run`. Returns the exit code of the process.
 pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
-    own_files::check(config, options.log.file.as_deref())?;
+    own_files::check(config, Beside::of(options))?;
     start_log(&options.log)?;
     if options.dry_run {
         return dry_run(config, options);
@@ -102,7 +103,7 @@ impl Blueprint {
 
 /// Names and nests.
 fn decide(config: &VmConfig, recorded: Option<&RecordedHost>) -> Result<(VmConfig, Spec), RunError> {
-    own_files::check(config, None)?;
+    own_files::check(config, Beside::default())?;
     let (config, mut cdi_notes, host) = look(config, recorded)?;
     let host = spec::Host { emulated: recorded.is_some(), ..host };
     let mut spec = spec::spec(&config, &host)?;
@@ -195,33 +196,46 @@ pub fn plan_only(config: &VmConfig, spec: &Spec, address_bits: Option<u8>) -> Re
     Ok(plan::plan(&spec.topology, &limits)?)
 }
 
+/// Plans a machine before anybody has given it a device.
+pub fn plan_without_devices(config: &VmConfig) -> Result<MachinePlan, RunError> {
+    plan_only(config, &spec::spec(config, &spec::Host::default())?, None)
+}
+
 /// Width of this processor's physical addresses.
 #[must_use]
 pub fn address_bits() -> u8 {
     cpuid::physical_address_bits(&host_leaves())
 }
 
+/// Whether the host has what a start would open. Without a kernel or firmware there is none to look at.
+fn would_start(config: &VmConfig, spec: &Spec, options: &RunOptions) -> Result<(), RunError> {
+    Backends::look(spec)?;
+    if config.payload.is_some() {
+        machine::check_payload(config)?;
+    }
+    Outputs::look(config)?;
+    Ok(options.api_socket.as_deref().map_or(Ok(()), Listening::check)?)
+}
+
 /// Prints the planned hierarchy.
 fn dry_run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?;
+    // What a recorded host would give is shown, not what stands for it.
     let (config, mut cdi_notes, host) = look(config, recorded.as_ref())?;
     let config = &config;
     let mut spec = spec::spec(config, &host)?;
     spec.notes.append(&mut cdi_notes);
     let spec = &spec;
     let plan = plan_only(config, spec, recorded.map(|recorded| recorded.address_bits))?;
+    would_start(config, spec, options)?;
     let verbose = options.verbose;
     let tree = Tree { plan: &plan.pci, label: &|function| spec.label(function), verbose };
-    let mut out = io::stdout().lock();
     let memory = if verbose { format!("{}\n", plan.map) } else { String::new() };
     let nodes = spec.numa.as_ref().filter(|_| verbose).map_or_else(String::new, |numa| format!("{numa}\n"));
     let text = format!("{memory}{nodes}{tree}");
     let notes: String = notes(spec, &plan).map(|note| format!("note: {note}\n")).collect();
-    match write!(out, "{}\n{notes}", text.trim_end()).and_then(|()| out.flush()) {
-        // A reader such as head(1) that has seen enough is no error.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(RunError::Print(error)),
-        _ => Ok(exit_code::POWER_OFF),
-    }
+    print(&mut io::stdout().lock(), &format!("{}\n{notes}", text.trim_end())).map_err(RunError::Print)?;
+    Ok(exit_code::POWER_OFF)
 }
 
 /// What a user should know of a plan.

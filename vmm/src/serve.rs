@@ -22,7 +22,8 @@ use crate::arrivals::Arrivals;
 use crate::cli::RunOptions;
 use crate::driver::End;
 use crate::listing;
-use crate::own_files;
+use crate::machine::{self, MachineError};
+use crate::own_files::{self, Beside};
 use crate::policy;
 use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
@@ -40,7 +41,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// itself, or a command or signal asked for it.
 pub fn serve(config: Option<VmConfig>, options: &RunOptions, socket: &Path) -> Result<u8, ServeError> {
     if let Some(config) = &config {
-        own_files::check(config, options.log.file.as_deref()).map_err(RunError::from)?;
+        own_files::check(config, Beside::of(options)).map_err(RunError::from)?;
     }
     run::start_log(&options.log)?;
     let (controller, inbox) = channel().map_err(ServeError::Channel)?;
@@ -53,7 +54,7 @@ pub fn serve(config: Option<VmConfig>, options: &RunOptions, socket: &Path) -> R
         why
     });
     let base = policy.as_ref().map(Policy::base).unwrap_or_default();
-    let mut options = options.clone();
+    let mut options = RunOptions { api_socket: Some(socket.to_owned()), ..options.clone() };
     options.no_reboot |= policy.as_ref().is_ok_and(|policy| config.is_none() && policy.reset == ResetPolicy::Exit);
     if let Some(config) = &config {
         // A client that is there before the machine finds it on its way.
@@ -177,7 +178,7 @@ impl State<'_> {
             inbox: self.inbox,
             published: self.published,
             policy: self.policy.as_ref().ok(),
-            log: self.options.log.file.as_deref(),
+            beside: Beside::of(self.options),
             starter,
             arrivals,
             enders: Vec::new(),
@@ -217,7 +218,7 @@ impl State<'_> {
                 }
                 let why = match signal {
                     Some(signal) => ApiError::new(ErrorKind::Internal, format!("signal {signal} ended the process")),
-                    None => ApiError::from_error(ErrorKind::Internal, &error),
+                    None => ApiError::from_error(kind(&error), &error),
                 };
                 match signal {
                     None if !told => {
@@ -291,7 +292,7 @@ impl State<'_> {
             ),
             Some(vm) => match (additions::check(&command, &vm.config), additions::apply(&command, &vm.config)) {
                 (Err(error), _) => ApiError::from_error(error.kind(), &error),
-                (Ok(()), Some(config)) => match self.check_log(&config) {
+                (Ok(()), Some(config)) => match self.check_beside(&config) {
                     Ok(()) => return self.add(command, config),
                     Err(error) => error,
                 },
@@ -323,10 +324,9 @@ impl State<'_> {
         }
     }
 
-    /// Whether the log is none of the machine's other files.
-    fn check_log(&self, config: &VmConfig) -> Result<(), ApiError> {
-        own_files::check(config, self.options.log.file.as_deref())
-            .map_err(|error| ApiError::from_error(ErrorKind::BadRequest, &error))
+    /// Whether it goes together with what the process uses itself.
+    fn check_beside(&self, config: &VmConfig) -> Result<(), ApiError> {
+        own_files::check(config, Beside::of(self.options)).map_err(|error| ApiError::from_error(ErrorKind::BadRequest, &error))
     }
 
     fn create(&mut self, mut config: VmConfig) -> Result<(), ApiError> {
@@ -334,7 +334,7 @@ impl State<'_> {
             return Err(ApiError::wrong_state("vm.create", &"there already; delete it first"));
         }
         let policy = self.policy.as_ref().map_err(Clone::clone)?;
-        self.check_log(&config)?;
+        self.check_beside(&config)?;
         config.devices.iter_mut().for_each(|device| policy.complete(device));
         let vm = Waiting::new(config, None, Instant::now()).map_err(|error| ApiError::from_error(kind(&error), &error))?;
         self.vm = Some(vm);
@@ -350,12 +350,14 @@ impl State<'_> {
         if starting {
             return reply.send(Err(ApiError::new(ErrorKind::WrongState, "the virtual machine starts already")));
         }
-        match vm.begin(Instant::now()) {
+        // Before memory is prepared for it.
+        let payload = machine::check_payload(&vm.config).map_err(RunError::from);
+        match payload.and_then(|()| vm.begin(Instant::now())) {
             Ok(()) => {
                 vm.boot = Some(Boot { starter: Some(reply), promised: None });
                 self.publish(Phase::Starting);
             }
-            Err(error) => reply.send(Err(ApiError::from_error(ErrorKind::Internal, &error))),
+            Err(error) => reply.send(Err(ApiError::from_error(kind(&error), &error))),
         }
     }
 
@@ -399,8 +401,18 @@ fn publish(published: &Published, config: &VmConfig, phase: Phase) {
 
 /// Whose fault a configuration is that cannot be.
 const fn kind(error: &RunError) -> ErrorKind {
+    use MachineError::{Boot, Firmware, Kernel, NothingToRun};
     match error {
-        RunError::Kvm(_) | RunError::Groundwork(_) => ErrorKind::Internal,
+        RunError::Machine(Boot(_) | Firmware(_) | Kernel(_) | NothingToRun) => ErrorKind::BadRequest,
+        RunError::Kvm(_)
+        | RunError::Groundwork(_)
+        | RunError::Machine(_)
+        | RunError::Driver(_)
+        | RunError::Console(_)
+        | RunError::Cpuid
+        | RunError::Standard(_)
+        | RunError::Print(_)
+        | RunError::Event(_) => ErrorKind::Internal,
         _ => ErrorKind::BadRequest,
     }
 }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,7 +23,7 @@ use crate::hotplug::{HotPlug, HotPlugError};
 use crate::inject;
 use crate::listing;
 use crate::machine::{Design, Machine};
-use crate::own_files;
+use crate::own_files::{self, Beside};
 use crate::resize::Resizer;
 use crate::spec::{self, Virtio};
 
@@ -50,8 +49,8 @@ pub struct Service<'a> {
     pub published: &'a Published,
     /// What the operator has decided.
     pub policy: Option<&'a Policy>,
-    /// Where the log goes, if it is a file.
-    pub log: Option<&'a Path>,
+    /// What the process uses beside its machine.
+    pub beside: Beside<'a>,
     /// Who asked for the start or the reset, until it has happened.
     pub starter: Option<Reply<()>>,
     /// Devices whose servers are being met.
@@ -181,13 +180,6 @@ impl<'a, 's> Session<'a, 's> {
                 self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
             }
             Command::AddDisk { config, reply } => {
-                // Consoles write as long as the machine runs.
-                let mut with = self.config.clone();
-                with.disks.push((*config).clone());
-                if let Err(error) = own_files::check(&with, self.service.log) {
-                    reply.send(Err(ApiError::from_error(ErrorKind::BadRequest, &error)));
-                    return None;
-                }
                 self.add_virtio(Virtio::Disk(*config), reply);
             }
             Command::AddNet { config, taps, reply } if !taps.is_empty() => match Backend::of_taps(&config, taps) {
@@ -214,6 +206,10 @@ impl<'a, 's> Session<'a, 's> {
 
     /// Adds a device, once its server has answered if it has one.
     fn add_virtio(&mut self, device: Virtio, reply: Reply<Added>) {
+        let with = additions::beside(self.config, self.hotplug.virtio(), &device);
+        if let Err(error) = own_files::check(&with, self.service.beside) {
+            return reply.send(Err(ApiError::from_error(ErrorKind::BadRequest, &error)));
+        }
         if device.server().is_none() {
             return self.put_virtio(device, None, reply);
         }

@@ -144,6 +144,17 @@ impl NetConfig {
         if !(2..=32_768).contains(&queue_size) || !queue_size.is_power_of_two() {
             return Err(NetError::QueueSize { queue_size });
         }
+        // linux: net/core/dev.c, dev_valid_name; `%d` would be replaced by a number.
+        let fits = |tap: &str| {
+            (1..16).contains(&tap.len())
+                && !matches!(tap, "." | "..")
+                && !tap.contains(|letter: char| letter.is_whitespace() || letter.is_control() || "/:%".contains(letter))
+        };
+        if let NetSource::Tap(tap) = &self.source
+            && !fits(tap)
+        {
+            return Err(NetError::Tap { tap: tap.escape_debug().to_string() });
+        }
         // As small as IPv4 allows (RFC 791).
         if matches!(self.source, NetSource::Server(_)) && self.rate_limit != RateLimit::default() {
             return Err(NetError::Served);
@@ -226,6 +237,12 @@ pub enum NetError {
     /// All zero.
     #[error("00:00:00:00:00:00 is nobody's address; give another such as 02:00:00:00:00:01, or none for one that is made up")]
     Nobody,
+    /// No name of an interface.
+    #[error("`{tap}` is no name of a tap; give 1 to 15 bytes without spaces, `/`, `:` and `%`, such as tap0")]
+    Tap {
+        /// What was given.
+        tap: String,
+    },
     /// Too small.
     #[error("an MTU of {mtu} is not possible; the smallest is 68")]
     Mtu {

@@ -24,6 +24,7 @@ const WHAT: &str = "vm.create";
 const DEBUG_CONSOLE_PORT: u64 = 0xE9;
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Body {
     payload: Option<PayloadBody>,
     cpus: Option<CpusBody>,
@@ -52,6 +53,7 @@ struct Body {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct PayloadBody {
     kernel: Option<PathBuf>,
     initramfs: Option<PathBuf>,
@@ -63,6 +65,7 @@ struct PayloadBody {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct CpusBody {
     boot_vcpus: u32,
     max_vcpus: Option<u32>,
@@ -77,6 +80,7 @@ struct CpusBody {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct TopologyBody {
     threads_per_core: NonZeroU16,
     cores_per_die: NonZeroU16,
@@ -85,6 +89,7 @@ struct TopologyBody {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct MemoryBody {
     size: u64,
     shared: Option<bool>,
@@ -103,6 +108,7 @@ struct MemoryBody {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct RngBody {
     src: Option<PathBuf>,
     iommu: Option<bool>,
@@ -111,6 +117,7 @@ struct RngBody {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct BalloonBody {
     size: u64,
     deflate_on_oom: Option<bool>,
@@ -120,6 +127,7 @@ struct BalloonBody {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct ConsoleBody {
     mode: Mode,
     file: Option<PathBuf>,
@@ -141,6 +149,7 @@ enum Mode {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct PlatformBody {
     tdx: Option<bool>,
     sev_snp: Option<bool>,

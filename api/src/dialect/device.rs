@@ -12,6 +12,7 @@ use crate::config::{BarChoice, CliqueId, DeviceConfig, DeviceError, DeviceKind, 
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 pub(super) struct DeviceBody {
     path: Option<PathBuf>,
     id: Option<String>,
@@ -76,6 +77,7 @@ pub fn device_body(functions: &[DeviceConfig]) -> Value {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct UserDeviceBody {
     id: Option<String>,
     socket: PathBuf,

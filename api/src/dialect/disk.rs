@@ -11,6 +11,7 @@ use crate::config::{DiskConfig, DiskIo, DiskSource, ImageFormat, RateLimit, Toke
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 pub(super) struct DiskBody {
     path: Option<PathBuf>,
     id: Option<String>,
@@ -48,12 +49,14 @@ enum ImageType {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 pub(super) struct RateLimiter {
     bandwidth: Option<Bucket>,
     ops: Option<Bucket>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Bucket {
     size: u64,
     one_time_burst: Option<u64>,

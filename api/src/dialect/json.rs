@@ -10,6 +10,7 @@ use serde_json::Value;
 use serde_json::ser::{Formatter, Serializer};
 
 use crate::error::{ApiError, ErrorKind};
+use crate::json;
 
 /// Keys that are remembered so that each is logged once.
 const REMEMBERED: usize = 256;
@@ -35,13 +36,7 @@ impl Notes {
 
 /// Reads the body of `what`.
 pub(super) fn read<T: DeserializeOwned>(what: &str, body: &[u8], notes: &Notes) -> Result<T, ApiError> {
-    let mut reader = serde_json::Deserializer::from_slice(body);
-    let mut ignored = |path: serde_ignored::Path<'_>| notes.ignored(what, &path.to_string().replace(".?", ""));
-    let value = serde_ignored::deserialize(&mut reader, &mut ignored).and_then(|value| reader.end().map(|()| value));
-    value.map_err(|error| {
-        let problem = if body.is_empty() { "it is empty".to_owned() } else { error.to_string() };
-        bad(what, &problem)
-    })
+    json::read(body, &mut |key| notes.ignored(what, key)).map_err(|error| bad(what, &error.to_string()))
 }
 
 /// The body of `what` asks for what cannot be.
@@ -112,7 +107,7 @@ mod tests {
     fn a_broken_body_is_answered_with_the_position() {
         for (body, part) in [
             ("{\"id\":\"a\"", "line 1 column 9"),
-            ("{\n \"id\": 7}", "line 2 column 8"),
+            ("{\n \"id\": 7}", "key `id`: invalid type: integer `7`, expected a text at line 2 column 8"),
             ("", "it is empty"),
             ("{} {}", "trailing characters at line 1 column 4"),
             ("{\"id\":\"a\",\"id\":\"b\"}", "duplicate field `id`"),

@@ -12,6 +12,7 @@ use crate::config::{MacError, NetConfig, NetError, NetSource, RateLimit};
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 pub(super) struct NetBody {
     id: Option<String>,
     mac: Option<String>,
@@ -83,6 +84,7 @@ impl NetBody {
                 NetError::Queues { .. } => "num_queues",
                 NetError::QueueSize { .. } => "queue_size",
                 NetError::Mtu { .. } => "mtu",
+                NetError::Tap { .. } => "tap",
                 NetError::Mac(_) | NetError::Group { .. } | NetError::Nobody => "mac",
                 NetError::Served => "rate_limiter_config",
                 NetError::Nowhere | NetError::Twice => "tap",

@@ -10,6 +10,7 @@ use crate::config::{FsConfig, FsError, VsockConfig};
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct ResizeBody {
     desired_vcpus: Option<u32>,
     desired_ram: Option<u64>,
@@ -31,6 +32,7 @@ pub fn resize(body: &[u8], notes: &Notes) -> Result<Resize, ApiError> {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct RemoveBody {
     id: String,
 }
@@ -41,6 +43,7 @@ pub fn remove_device(body: &[u8], notes: &Notes) -> Result<String, ApiError> {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct InjectBody {
     at: String,
     error: String,
@@ -52,6 +55,7 @@ pub fn inject_error(body: &[u8], notes: &Notes) -> Result<(String, String), ApiE
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 pub(super) struct FsBody {
     id: Option<String>,
     tag: String,
@@ -85,6 +89,7 @@ pub fn add_fs(body: &[u8], notes: &Notes) -> Result<FsConfig, ApiError> {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 pub(super) struct VsockBody {
     id: Option<String>,
     cid: u64,

@@ -174,7 +174,7 @@ fn what_a_guest_would_miss_is_refused_with_its_key() {
         (
             json!({"cpus": {"boot_vcpus": 1,
                    "topology": {"threads_per_core": 0, "cores_per_die": 4, "dies_per_package": 1, "packages": 1}}}),
-            "nonzero",
+            "`cpus.topology.threads_per_core`: invalid value: integer `0`, expected a whole number from 1 to 65535",
         ),
         (json!({"memory": {"size": 3, "hugepages": true}}), "no multiple of the huge page size 2M"),
         (json!({"memory": {"size": 4096, "hugepages": true, "hugepage_size": 4096}}), "huge pages of 4K do not exist"),

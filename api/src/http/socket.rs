@@ -51,6 +51,17 @@ impl Listening {
         Ok(Self { listener, path: path.to_owned(), file: (metadata.dev(), metadata.ino()) })
     }
 
+    /// Whether `path` can be listened at. Makes and removes nothing.
+    pub fn check(path: &Path) -> Result<(), ListenError> {
+        let address = SocketAddrUnix::new(path).map_err(|_| ListenError::Length { path: path.to_owned() })?;
+        let parent = parent(path);
+        let folder = |source| ListenError::Directory { directory: parent.to_owned(), source };
+        if !fs::metadata(parent).map_err(folder)?.is_dir() {
+            return Err(folder(io::ErrorKind::NotADirectory.into()));
+        }
+        is_left_behind(path, &address).map(drop)
+    }
+
     /// The socket itself.
     pub fn listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
@@ -80,7 +91,7 @@ fn stream_socket() -> io::Result<OwnedFd> {
 
 /// A lock on the directory that `path` is in; ends when it is dropped.
 fn lock(path: &Path) -> Result<File, ListenError> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = parent(path);
     let failed = |source: io::Error| ListenError::Directory { directory: parent.to_owned(), source };
     let directory = File::open(parent).map_err(failed)?;
     for _ in 0..LOCK_TRIES {
@@ -93,11 +104,25 @@ fn lock(path: &Path) -> Result<File, ListenError> {
     Err(failed(Errno::WOULDBLOCK.into()))
 }
 
+/// The directory that `path` is in.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Removes a socket file that nobody listens at.
 fn make_way(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
+    if is_left_behind(path, address)? {
+        log::info!("replacing {}, which a process that ended left behind", path.display());
+        fs::remove_file(path).map_err(|source| ListenError::Socket { path: path.to_owned(), source })?;
+    }
+    Ok(())
+}
+
+/// Whether there is a socket file that nobody listens at; `false` if there is nothing.
+fn is_left_behind(path: &Path, address: &SocketAddrUnix) -> Result<bool, ListenError> {
     let there = match fs::symlink_metadata(path) {
         Ok(there) => there,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(source) => return Err(ListenError::Socket { path: path.to_owned(), source }),
     };
     if !there.file_type().is_socket() {
@@ -108,10 +133,7 @@ fn make_way(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError> {
     match connect(&probe, address) {
         // Somebody whose queue of connections is full listens as well.
         Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse { path: path.to_owned() }),
-        Err(Errno::CONNREFUSED) => {
-            log::info!("replacing {}, which a process that ended left behind", path.display());
-            fs::remove_file(path).map_err(failed)
-        }
+        Err(Errno::CONNREFUSED) => Ok(true),
         Err(error) => Err(failed(error.into())),
     }
 }
@@ -180,6 +202,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
+        Listening::check(&path).unwrap();
         assert!(path.exists(), "nobody removed the file");
         let _listening = Listening::at(&path).unwrap();
         UnixStream::connect(&path).unwrap();
@@ -191,8 +214,9 @@ mod tests {
         let path = folder.path().join("s");
         let first = Listening::at(&path).unwrap();
         for _ in 0..2 {
-            let error = Listening::at(&path).unwrap_err();
-            assert!(matches!(error, ListenError::InUse { .. }), "{error}");
+            for error in [Listening::at(&path).unwrap_err(), Listening::check(&path).unwrap_err()] {
+                assert!(matches!(error, ListenError::InUse { .. }), "{error}");
+            }
             UnixStream::connect(&path).unwrap();
         }
         drop(first);
@@ -224,6 +248,14 @@ mod tests {
         assert!(matches!(Listening::at(&long), Err(ListenError::Length { .. })));
         let nowhere = folder.path().join("none/s");
         assert!(matches!(Listening::at(&nowhere), Err(ListenError::Directory { .. })));
+        assert!(matches!(Listening::check(&file), Err(ListenError::NoSocket { .. })));
+        assert!(matches!(Listening::check(&long), Err(ListenError::Length { .. })));
+        for nowhere in [nowhere, file.join("s")] {
+            assert!(matches!(Listening::check(&nowhere), Err(ListenError::Directory { .. })));
+        }
+        let free = folder.path().join("free");
+        Listening::check(&free).unwrap();
+        assert!(!free.exists());
     }
 
     #[test]

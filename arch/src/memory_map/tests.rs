@@ -92,12 +92,16 @@ fn unusable_ram_sizes_are_refused_with_the_limit() {
     }
     assert!(message(16 * MIB + 1, 40).contains("not a multiple of 4096"));
     assert!(message(16 * MIB + 1, 40).ends_with("16781312"));
-    assert_eq!(
-        message(64 * GIB, 36),
-        "memory of 68719476736 bytes needs 37 physical address bits, the guest has 36: give less memory"
-    );
-    assert!(message(u64::MAX, 52).contains("needs 64 physical address bits"));
-    assert!(message(3 * GIB, 32).contains("needs 33"));
+    assert_eq!(message(64 * GIB, 36), "memory of 64G does not fit the guest's 36 physical address bits: give at most 62G");
+    for (ram, bits, most) in [(u64::MAX, 52, "4194302G"), (3 * GIB, 32, "2G"), (63 * GIB, 36, "62G"), (1 << 62, 40, "1022G")] {
+        assert!(message(ram, bits).ends_with(&format!("give at most {most}")), "{}", message(ram, bits));
+    }
+    for hot_plug in [64 * GIB, u64::MAX - 4095] {
+        let text = MemoryMap::new(&MemoryMapRequest { hot_plug, ..request(GIB, 36) }).unwrap_err().to_string();
+        assert!(text.ends_with("--memory hotplug at most 60G"), "{text}");
+    }
+    let text = MemoryMap::new(&MemoryMapRequest { hot_plug: u64::MAX, ..request(GIB, 36) }).unwrap_err().to_string();
+    assert!(text.contains("not a multiple of 4096"), "{text}");
 }
 
 #[test]

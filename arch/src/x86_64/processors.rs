@@ -5,6 +5,8 @@
 
 /// The highest APIC id that an interrupt can be sent to without further support; 255 is the broadcast address.
 pub const APIC_ID_MAX: u32 = 254;
+/// Bits of such an id.
+const APIC_ID_BITS: u32 = 8;
 
 /// What a package consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,10 @@ impl Processors {
     /// # Errors
     /// If a package is larger than `shape`, an id is too large, or the lists do not hold each number once.
     pub fn arrange(packages: &[Vec<u32>], shape: PackageShape) -> Result<Self, ProcessorsError> {
+        let needed = [shape.threads, shape.cores, shape.dies].map(bits).iter().sum();
+        if needed > APIC_ID_BITS {
+            return Err(ProcessorsError::Bits { shape, needed });
+        }
         for (package, processors) in packages.iter().enumerate() {
             if processors.len() as u64 > shape.room() {
                 return Err(ProcessorsError::Room { package, processors: processors.len(), room: shape.room() });
@@ -93,8 +99,12 @@ impl Processors {
     }
 }
 
+/// Bits of an id that number `count` things.
+fn bits(count: u32) -> u32 {
+    u32::BITS - count.saturating_sub(1).leading_zeros()
+}
+
 fn place(packages: &[Vec<u32>], shape: PackageShape) -> Vec<(u32, Placement)> {
-    let bits = |count: u32| count.max(1).next_power_of_two().trailing_zeros();
     let (threads, cores) = (shape.threads.max(1), shape.cores.max(1));
     let core_shift = bits(threads);
     let die_shift = core_shift + bits(cores);
@@ -128,6 +138,17 @@ pub enum ProcessorsError {
         processors: usize,
         /// Room.
         room: u64,
+    },
+    /// A package that ids cannot number.
+    #[error(
+        "packages of {} threads, {} cores and {} dies take {needed} bits of an APIC id, which has {APIC_ID_BITS}: give smaller numbers",
+        shape.threads, shape.cores, shape.dies
+    )]
+    Bits {
+        /// What a package consists of.
+        shape: PackageShape,
+        /// Bits that it takes.
+        needed: u32,
     },
     /// An id beyond the limit.
     #[error(
@@ -186,6 +207,11 @@ mod tests {
         assert!(refused(&[vec![0, 1, 2]], 2).contains("room for 2"));
         let three: Vec<Vec<u32>> = (0..3).map(|package| (package * 70..package * 70 + 70).collect()).collect();
         assert!(refused(&three, 70).contains("processor 140 needs APIC id 256, the largest is 254"));
+        for numbers in [[u32::MAX, 1, 1], [65_535; 3], [2, 2, 65], [1, 1, 257]] {
+            let [threads, cores, dies] = numbers;
+            let error = Processors::arrange(&[vec![0]], PackageShape { threads, cores, dies }).unwrap_err().to_string();
+            assert!(error.contains("bits of an APIC id, which has 8"), "{numbers:?}: {error}");
+        }
         for packages in [&[vec![0, 2]][..], &[vec![0], vec![0]], &[vec![1]]] {
             assert_eq!(Processors::arrange(packages, PackageShape::of_cores(2)), Err(ProcessorsError::Numbers));
         }

@@ -169,8 +169,14 @@ impl fmt::Display for Shortage {
                 write!(f, "; {bits} guest-physical address bits would be enough, the guest has {}", self.address_bits)
             }
             (None, Pool::Io) => write!(f, "; put fewer devices with I/O BARs on root buses"),
+            (None, Pool::Memory32) if self.asks.size() > self.there && matches!(self.asks, Asks::Reserve { .. }) => {
+                write!(f, "; keep at most {there} for hot-plug below 4 GiB: large BARs lie above it")
+            }
             (None, Pool::Memory32) if self.asks.size() > self.there => {
                 write!(f, "; only 64-bit prefetchable BARs can lie above 4 GiB: leave the device out")
+            }
+            (None, _) if matches!(self.asks, Asks::Reserve { .. }) && self.asks.size() > self.there => {
+                write!(f, "; keep less for hot-plug, at most {there} for all ports")
             }
             (None, _) if matches!(self.asks, Asks::Reserve { .. }) => {
                 write!(f, "; make the aperture larger, keep less for hot-plug or leave devices out")

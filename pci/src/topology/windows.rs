@@ -227,12 +227,19 @@ fn cut(windows: &[Window], border: u64) -> (Vec<Window>, Vec<Window>) {
 }
 
 fn shortage(outline: &Outline<'_>, space: &Apertures, needs: &Needs, pool: Pool, share: &Share) -> Shortage {
-    let end = Share::new(&space.unlimited(pool), needs, pool).end;
+    let boundless = Share::new(&space.unlimited(pool), needs, pool);
+    let end = boundless.end;
     let there = space.usable(pool).iter().fold(0u64, |sum, window| sum.saturating_add(window.len()));
     let start = space.unlimited(pool).last().map_or(0, |last| last.base);
     let above = space.usable(pool).last().map_or(start, |last| last.limit.saturating_add(1));
     // Below 4 GiB nothing can be added behind the aperture, so that its place and the gap before it do not count.
-    let needed = (pool == Pool::Memory32).then(|| sizing::packed(needs.roots.iter().flat_map(|root| root.pool(pool)).copied()));
+    let all = || needs.roots.iter().flat_map(|root| root.pool(pool)).copied();
+    let needed = if boundless.left.is_empty() {
+        (pool == Pool::Memory32).then(|| sizing::packed(all()))
+    } else {
+        // No address space has room for it: gaps make no difference.
+        Some(all().fold(0, |sum: u64, item| sum.saturating_add(item.size)))
+    };
     let mut wishes = Vec::new();
     for what in &share.left {
         collect(outline, needs, pool, *what, &mut wishes);
@@ -254,7 +261,7 @@ fn shortage(outline: &Outline<'_>, space: &Apertures, needs: &Needs, pool: Pool,
         there,
         left_over: wishes.iter().map(|(node, _)| name(*node)).collect(),
         address_bits: space.address_bits,
-        enough_bits: space.enough_bits(pool, end),
+        enough_bits: space.enough_bits(pool, end).filter(|_| boundless.left.is_empty()),
     }
 }
 

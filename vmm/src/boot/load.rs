@@ -84,12 +84,21 @@ pub fn put(memory: &GuestMemoryMmap, at: u64, bytes: &[u8]) -> Result<(), BootEr
     memory.write_slice(bytes, GuestAddress(at)).map_err(|_| BootError::Table { at, len: bytes.len() })
 }
 
-fn load_initrd(memory: &GuestMemoryMmap, map: &MemoryMap, kernel: Range, path: &Path, limit: u64) -> Result<Range, BootError> {
-    let unreadable = |source| BootError::Initramfs { path: path.to_path_buf(), source };
-    let (mut file, size) = open_regular(path).map_err(unreadable)?;
-    if size == 0 {
-        return Err(BootError::EmptyInitramfs { path: path.to_path_buf() });
+/// Whether there is a file that can be an initial RAM disk.
+pub fn check_initramfs(path: &Path) -> Result<(), BootError> {
+    open_initramfs(path).map(drop)
+}
+
+fn open_initramfs(path: &Path) -> Result<(File, u64), BootError> {
+    match open_regular(path).map_err(|source| BootError::Initramfs { path: path.to_path_buf(), source })? {
+        (_, 0) => Err(BootError::EmptyInitramfs { path: path.to_path_buf() }),
+        opened => Ok(opened),
     }
+}
+
+fn load_initrd(memory: &GuestMemoryMmap, map: &MemoryMap, kernel: Range, path: &Path, limit: u64) -> Result<Range, BootError> {
+    let (mut file, size) = open_initramfs(path)?;
+    let unreadable = |source| BootError::Initramfs { path: path.to_path_buf(), source };
     let at = initrd::place(map, kernel, size, limit).map_err(|source| BootError::Place { path: path.to_path_buf(), source })?;
     copy(memory, &mut file, at, size).map_err(unreadable)?;
     Ok(Range { start: at, end: at + size })

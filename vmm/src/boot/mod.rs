@@ -8,4 +8,4 @@ mod load;
 
 pub use firmware::{Firmware, FirmwareError};
 pub use kernel::{Kernel, KernelError};
-pub use load::{BootError, BootInputs, load_kernel, put};
+pub use load::{BootError, BootInputs, check_initramfs, load_kernel, put};

@@ -20,6 +20,7 @@ use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::scan::{ScanError, resolve, scan_all};
 use crate::host::tree::HostTree;
 use crate::host::{SYSFS, check};
+use crate::print::print;
 
 /// `banyan cdi`. Remarks go to `notes`.
 pub fn run(options: &CdiOptions, out: &mut dyn Write, notes: &mut dyn Write) -> Result<(), CdiCommandError> {
@@ -34,13 +35,10 @@ pub fn run(options: &CdiOptions, out: &mut dyn Write, notes: &mut dyn Write) -> 
     let (files, remarks) = generate(&tree, &chosen, rules)?;
     for remark in remarks {
         // Nothing can be done about a standard error that is closed.
-        let _ = writeln!(notes, "note: {remark}");
+        let _ = print(notes, &format!("note: {remark}\n"));
     }
     let text = if options.output == Path::new("-") { printed(&files, options.format) } else { written(&files, options)? };
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CdiCommandError::Print(error)),
-        _ => Ok(()),
-    }
+    print(out, &text).map_err(CdiCommandError::Print)
 }
 
 /// The functions that are asked for, or all that VFIO has.

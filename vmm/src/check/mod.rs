@@ -24,6 +24,7 @@ use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::scan::{ScanError, scan_all};
 use crate::host::tree::HostTree;
 use crate::host::{self, HostError, SYSFS};
+use crate::print::print;
 use crate::run;
 use crate::spec::{self, SpecError};
 use machine::Tops;
@@ -56,10 +57,8 @@ pub fn run(options: &CheckOptions, out: &mut dyn Write) -> Result<u8, CheckComma
     report.findings.extend(notes.iter().map(|note| Finding::new(Severity::Warning, "cdi", "files", note)));
     report.findings.extend(plan(&recorded, &config, &wanted)?);
     let text = if options.json { report.json() } else { report.to_string() };
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CheckCommandError::Print(error)),
-        _ => Ok(exit_code(report.severity())),
-    }
+    print(out, &text).map_err(CheckCommandError::Print)?;
+    Ok(exit_code(report.severity()))
 }
 
 /// Everything but the plan.

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::cli::{CtlCommand, CtlOptions};
+use crate::print::{print, printable};
 
 /// Exit codes beside 0 and 1.
 pub mod exit_code {
@@ -30,7 +31,7 @@ pub fn run(options: &CtlOptions, out: &mut dyn Write) -> Result<(), CtlError> {
         return events(options, out);
     }
     if options.command == CtlCommand::Openapi {
-        return print(out, api::http::DOCUMENT);
+        return print(out, api::http::DOCUMENT).map_err(CtlError::Print);
     }
     let (verb, name, body) = call(&options.command)?;
     let reply = Client::connect(&options.api_socket)?.call(verb, name, body.as_ref())?;
@@ -39,15 +40,7 @@ pub fn run(options: &CtlOptions, out: &mut dyn Write) -> Result<(), CtlError> {
         Some(reply) if options.json => format!("{reply:#}\n"),
         Some(reply) => show::reply(name, &reply),
     };
-    print(out, &text)
-}
-
-fn print(out: &mut dyn Write, text: &str) -> Result<(), CtlError> {
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // A reader such as head(1) that has seen enough is no error.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CtlError::Print(error)),
-        _ => Ok(()),
-    }
+    print(out, &text).map_err(CtlError::Print)
 }
 
 /// Prints events as they happen.
@@ -55,7 +48,7 @@ fn events(options: &CtlOptions, out: &mut dyn Write) -> Result<(), CtlError> {
     let mut printed = Ok(());
     Client::connect(&options.api_socket)?.listen("vm.events", |event| {
         let line = if options.json { format!("{event}\n") } else { show::event(&event) };
-        let done = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+        let done = out.write_all(printable(&line).as_bytes()).and_then(|()| out.flush());
         let go_on = done.is_ok();
         printed = match done {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CtlError::Print(error)),
@@ -155,7 +148,9 @@ impl CtlError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Client(ClientError::Connect { .. } | ClientError::Lost { .. }) => exit_code::NO_ANSWER,
+            Self::Client(ClientError::Connect { .. } | ClientError::Lost { .. } | ClientError::Silent { .. }) => {
+                exit_code::NO_ANSWER
+            }
             _ => 1,
         }
     }

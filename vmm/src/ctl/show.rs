@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use api::config::Size;
 use serde_json::Value;
 
+use crate::print::one_line;
 use crate::table::table;
 
 /// The reply to a call of `name`, with a newline at its end.
@@ -44,8 +45,7 @@ pub(super) fn event(event: &Value) -> String {
         let (done, total) = (size(&event["done"]), size(&event["total"]));
         let _ = write!(line, " {} % ({done} of {total})", word(&event["percent"]));
     }
-    // What the other side sends does not break the terminal.
-    line.replace(char::is_control, "?") + "\n"
+    one_line(&line).into_owned() + "\n"
 }
 
 /// A value in one word.

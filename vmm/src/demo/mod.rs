@@ -28,6 +28,7 @@ use crate::kvm::Vm;
 use crate::machine::Design;
 use crate::outputs::Outputs;
 use crate::plan::MachinePlan;
+use crate::print;
 use crate::run::{self, RunError, exit_code};
 use crate::spec::{self, Host, Spec};
 
@@ -127,12 +128,7 @@ fn text(file: &mut File) -> Result<String, DemoError> {
 }
 
 fn print(text: &str) -> Result<(), DemoError> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // A reader such as head(1) that has seen enough is no error.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(RunError::Print(error).into()),
-        _ => Ok(()),
-    }
+    Ok(print::print(&mut io::stdout().lock(), text).map_err(RunError::Print)?)
 }
 
 /// A demonstration that cannot be given.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use api::json::{self, JsonError};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -31,12 +32,12 @@ impl RecordedHost {
         let functions = self.tree.functions.values().map(Function::of).collect();
         let memory_nodes = self.tree.memory_nodes.iter().map(|(id, node)| MemoryNode::of(*id, node)).collect();
         let file = Document { version: VERSION, address_bits: self.address_bits, memory_nodes, functions };
-        serde_json::to_string_pretty(&file).map(|text| text + "\n").map_err(|source| RecordedError::Json { source })
+        serde_json::to_string_pretty(&file).map(|text| text + "\n").map_err(|source| RecordedError::Write { source })
     }
 
     /// Reads what [`RecordedHost::to_json`] writes.
     pub fn from_json(text: &str) -> Result<Self, RecordedError> {
-        let file: Document = serde_json::from_str(text).map_err(|source| RecordedError::Json { source })?;
+        let file: Document = json::read(text.as_bytes(), &mut |_| {}).map_err(|source| RecordedError::Json { source })?;
         if !(1..=VERSION).contains(&file.version) {
             return Err(RecordedError::Version { version: file.version });
         }
@@ -83,7 +84,7 @@ const LARGEST: u64 = 16 << 20;
 const VERSION: u32 = 2;
 
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "an object")]
 struct Document {
     #[serde(rename = "banyan-host")]
     version: u32,
@@ -94,7 +95,7 @@ struct Document {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object")]
 struct MemoryNode {
     id: u32,
     cpus: String,
@@ -147,6 +148,13 @@ pub enum RecordedError {
     #[error("this is no recorded host: write one with `banyan topology record`")]
     Json {
         /// What, with line and column.
+        #[source]
+        source: JsonError,
+    },
+    /// Not made into JSON.
+    #[error("the host cannot be written down")]
+    Write {
+        /// Why.
         #[source]
         source: serde_json::Error,
     },

@@ -21,6 +21,7 @@ use crate::host::scan::{ScanError, scan_all};
 use crate::host::tree::HostTree;
 use crate::host::{self, HostError, SYSFS};
 use crate::plan::MachinePlan;
+use crate::print::print;
 use crate::run::{self, RunError};
 use crate::spec::{self, Spec, SpecError};
 use diff::{Diff, Sides};
@@ -36,7 +37,7 @@ pub fn run(options: &TopologyOptions, out: &mut dyn Write) -> Result<(), Topolog
         TopologyCommand::Show { format, host, api_socket } => {
             let view = match api_socket {
                 Some(socket) => live::view(socket)?,
-                None => View::of_host(&host_of(host.as_ref())?.tree),
+                None => View::of_host(&not_empty(host_of(host.as_ref())?, host.as_deref())?.tree),
             };
             drawn(&view, *format)?
         }
@@ -56,7 +57,7 @@ pub fn run(options: &TopologyOptions, out: &mut dyn Write) -> Result<(), Topolog
         TopologyCommand::Matrix { guest, devices } => {
             let host = host_of(guest.host.as_ref())?;
             let table = if devices.is_empty() && guest.given.is_empty() {
-                let view = View::of_host(&host.tree);
+                let view = View::of_host(&not_empty(host, guest.host.as_deref())?.tree);
                 Matrix::of(&view, &usual_devices(&view)).to_string()
             } else {
                 Planned::new(&host, &all(guest, devices), guest.pcie.as_ref())?.beside_host(&host.tree)
@@ -64,11 +65,7 @@ pub fn run(options: &TopologyOptions, out: &mut dyn Write) -> Result<(), Topolog
             format!("{table}\n{LEGEND}")
         }
     };
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // A reader such as head(1) that has seen enough is no error.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(TopologyCommandError::Print(error)),
-        _ => Ok(()),
-    }
+    print(out, &text).map_err(TopologyCommandError::Print)
 }
 
 fn all(guest: &GuestArguments, devices: &[DeviceConfig]) -> Vec<DeviceConfig> {
@@ -80,6 +77,20 @@ fn host_of(file: Option<&PathBuf>) -> Result<RecordedHost, TopologyCommandError>
         Some(path) => Ok(RecordedHost::read(path)?),
         None => Ok(this_host()?),
     }
+}
+
+/// A host of which there is something to be shown.
+fn not_empty(host: RecordedHost, from: Option<&Path>) -> Result<RecordedHost, TopologyCommandError> {
+    if host.tree.functions.is_empty() {
+        let path = from.unwrap_or(Path::new(SYSFS)).to_owned();
+        let what = if path.is_dir() {
+            format!("a folder such as 0000:00:00.0 in {}/bus/pci/devices", path.display())
+        } else {
+            "one under the key `functions`".to_owned()
+        };
+        return Err(TopologyCommandError::Empty { path, what });
+    }
+    Ok(host)
 }
 
 fn this_host() -> Result<RecordedHost, ScanError> {
@@ -154,6 +165,14 @@ pub enum TopologyCommandError {
     /// A recorded host.
     #[error(transparent)]
     Recorded(#[from] RecordedError),
+    /// A host without functions.
+    #[error("{} has no PCI function to be shown: {what} was looked for", path.display())]
+    Empty {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was looked for.
+        what: String,
+    },
     /// The devices.
     #[error(transparent)]
     Host(#[from] HostError),

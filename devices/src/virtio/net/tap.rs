@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use thiserror::Error;
 use vm_memory::VolatileSlice;
@@ -13,6 +14,7 @@ use super::HEADER;
 use crate::virtio::vectored::{Call, vectored};
 
 const DEVICE: &str = "/dev/net/tun";
+const INTERFACES: &str = "/sys/class/net";
 
 /// Offloads that the side behind a tap may use (`linux: include/uapi/linux/if_tun.h`, `TUN_F_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,6 +54,7 @@ impl Tap {
     pub fn open(name: &str, queues: usize) -> Result<Vec<Self>, TapError> {
         let wanted = CString::new(name).ok().filter(|name| (1..libc::IFNAMSIZ).contains(&name.as_bytes().len()));
         let wanted = wanted.ok_or_else(|| TapError::Name { name: name.to_owned() })?;
+        Self::check(name)?;
         let refused = |source| TapError::Open { name: name.to_owned(), source };
         let mut request = Request::new();
         request.flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
@@ -66,6 +69,16 @@ impl Tap {
             Self::ready(fd).map_err(refused)
         };
         (0..queues).map(one).collect()
+    }
+
+    /// Whether an interface that is called `name` is a tap, or there is none. Opens nothing.
+    pub fn check(name: &str) -> Result<(), TapError> {
+        // linux: drivers/net/tun.c, `tun_flags`
+        let interface = Path::new(INTERFACES).join(name);
+        if interface.exists() && !interface.join("tun_flags").exists() {
+            return Err(TapError::Other { name: name.to_owned() });
+        }
+        Ok(())
     }
 
     /// Takes over a queue of a tap that another process opened.
@@ -182,6 +195,12 @@ pub enum TapError {
         #[source]
         source: io::Error,
     },
+    /// Another kind of interface.
+    #[error("the interface {name} is no tap; name a tap, or one that is not there and is made (ip tuntap add NAME mode tap)")]
+    Other {
+        /// The interface.
+        name: String,
+    },
     /// Another kind of file.
     #[error("a descriptor that was passed is no tap's")]
     NoTap {
@@ -214,6 +233,12 @@ mod tests {
         for name in ["", "a name of more than fifteen bytes", "a\0b"] {
             assert!(matches!(Tap::open(name, 1), Err(TapError::Name { .. })), "{name:?}");
         }
+    }
+
+    #[test]
+    fn an_interface_of_another_kind_is_named_as_such() {
+        assert!(matches!(Tap::open("lo", 1), Err(TapError::Other { .. })));
+        assert!(Tap::check("none-such-tap").is_ok());
     }
 
     #[test]

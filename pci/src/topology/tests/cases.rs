@@ -232,7 +232,8 @@ fn case_a9_virtual_functions_that_need_too_much_are_refused_with_the_sum() {
         (vfs(2, 0, 1, &[]), "start 0 behind"),
     ] {
         let Err(PlanError::Topology(TopologyError::Sriov { source, .. })) = with(sriov).plan(&roomy()) else { panic!("{part}") };
-        assert!(source.to_string().contains(part), "{source}");
+        let cause = std::error::Error::source(&source).map(ToString::to_string).unwrap_or_default();
+        assert!(format!("{source}: {cause}").contains(part), "{source}: {cause}");
     }
 }
 
