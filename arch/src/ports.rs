@@ -20,15 +20,17 @@ pub const SLEEP_TYPE_S5: u8 = 5;
 /// The byte a guest writes to [`SLEEP_CONTROL`] to power off: sleep type in bits 4:2, enable in bit 5.
 pub const SLEEP_S5: u8 = 1 << 5 | SLEEP_TYPE_S5 << 2;
 
-/// Registers of devices that come and go on a root bus: three dwords with a bit for each device number. Which came and which
-/// are to leave (both read and cleared by reading), and which the guest has let go of (written).
-pub const ROOT_SLOTS: u16 = 0x640;
-/// Number of ports of these registers.
-pub const ROOT_SLOTS_LEN: u16 = 12;
+/// Registers of devices that come and go on a bus without slot registers: three dwords with a bit for each device number. Which
+/// came and which are to leave (both read and cleared by reading), and which the guest has let go of (written).
+pub const BUS_SLOTS: u16 = 0x640;
+/// Number of ports of one bus's registers; those of the next bus follow.
+pub const BUS_SLOTS_LEN: u16 = 12;
+/// Buses with such registers at most; they end below [`CPU_STATE`].
+pub const SLOT_BUSES: u8 = 16;
 /// Interrupt that tells of them, edge-triggered: ISA 11, which is also its GSI.
-pub const ROOT_SLOTS_GSI: u32 = 11;
-/// Slot number that users see of device number 0 on a root bus. Ports have smaller ones.
-pub const FIRST_ROOT_SLOT: u32 = 1 << 16;
+pub const BUS_SLOTS_GSI: u32 = 11;
+/// Slot number that users see of device number 0 on the first of these buses; each bus has 32. Ports have smaller ones.
+pub const FIRST_BUS_SLOT: u32 = 1 << 16;
 
 /// Reset control register, one byte. It is the FADT's reset register.
 pub const RESET: u16 = 0xCF9;

@@ -3,6 +3,7 @@
 use crate::bar::BarIndex;
 use crate::function::FunctionId;
 use crate::slot::SlotEvent;
+use crate::topology::Window;
 
 /// One consequence. Effects of one write are applied in order, all of them, before the next write of any function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +37,16 @@ pub enum Effect {
         kept: Option<u64>,
         /// Whose BAR is in the way; `None` if the root complex forwards nothing to that place.
         taken: Option<(FunctionId, BarIndex)>,
+    },
+    /// The guest has opened a window of a bridge where the root complex has no addresses. Told once for a place, as
+    /// [`Effect::Refused`].
+    Stray {
+        /// Which bridge.
+        port: FunctionId,
+        /// Whether it is the prefetchable window; else it is the memory window.
+        prefetchable: bool,
+        /// What the registers say.
+        window: Window,
     },
     /// Where a function's mirror ([`crate::mirror`]) lies is (or is no more) where configuration reads reach it.
     Mirror {

@@ -22,8 +22,8 @@ use crate::mirror::{FakeMirror, Mirror};
 use crate::seams::MsiPort;
 use crate::testing::{FakeEndpoint, FakeMsi};
 use crate::topology::{
-    Apertures, EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Place, Plan, PlannedKind, PortKind, PortSpec, Removal, Reserve,
-    RootComplexSpec, Topology, Window,
+    Apertures, EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Parent, Place, Plan, PlannedKind, PortKind, PortSpec, Removal,
+    Reserve, RootComplexSpec, Topology, Window,
 };
 
 /// Nodes of a tree, at most.
@@ -124,8 +124,11 @@ fn topology(source: &mut Source<'_>) -> Topology {
 
 fn port(source: &mut Source<'_>, kind: PortKind) -> PortSpec {
     let removal = [None, Some(Removal::Surprise), Some(Removal::Orderly), Some(Removal::Button)];
-    let removal = source.pick(&removal).copied().flatten().filter(|_| kind.has_link_below());
-    let hotplug = removal.map(|removal| HotPlug { reserve: Reserve { buses: source.below(4), ..Reserve::default() }, removal });
+    let removal = source.pick(&removal).copied().flatten().filter(|_| kind != PortKind::Upstream);
+    let hotplug = removal.map(|removal| {
+        let reserve = Reserve { buses: source.below(4), ..Reserve::default() };
+        HotPlug { reserve, removal, numbers: source.below(34) }
+    });
     PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0, hotplug }
 }
 
@@ -223,6 +226,7 @@ impl World {
             1 => {
                 if let Some(port) = self.some_port(source) {
                     let _ = self.tree.unplug(port, &mut self.effects);
+                    self.tree.unplug_from_bus(Parent::Port(port), source.below(8), &mut self.effects);
                 }
             }
             2 => {
@@ -316,15 +320,22 @@ impl World {
         self.came += 1;
         let (function_count, bars, pin) = (1 + source.below(3), bars(source), source.below(5));
         let spec = EndpointSpec { ids: IDS, bars, interrupt_pin: pin, rom: None, sriov: None };
+        let is_bus = self.tree.bus(Parent::Port(port)).is_some();
+        let device = if is_bus { source.below(8) } else { 0 };
         let newcomers = (0..function_count).map(|number| Newcomer {
             id: self.tree.next_id(),
             name: Name(format!("came{}.{number}", self.came)),
-            at: Devfn::new(0, number),
+            at: Devfn::new(device, number),
             function: function(&spec, Attachment::Link(Link::default())),
+            spec: spec.clone(),
             mirrored: false,
         });
         let newcomers = newcomers.collect();
-        let _ = self.tree.plug(port, newcomers, &mut self.effects);
+        let _ = if is_bus {
+            self.tree.plug_on_bus(Parent::Port(port), newcomers, &mut self.effects)
+        } else {
+            self.tree.plug(port, newcomers, &mut self.effects)
+        };
     }
 
     /// Carries effects out and compares the outcome with what the hierarchy says.
@@ -346,7 +357,7 @@ impl World {
                     let changed = if on { self.shown.insert(function) } else { self.shown.remove(&function) };
                     assert!(changed, "{effect:?}: it was so before");
                 }
-                Effect::Refused { .. } | Effect::Slot { .. } => {}
+                Effect::Refused { .. } | Effect::Stray { .. } | Effect::Slot { .. } => {}
             }
         }
         let windows: Vec<Window> =

@@ -76,7 +76,7 @@ impl Port {
         let error = |source| PortError::Layout { name: planned.name.clone(), source };
         let kind = port.spec.kind;
         let ids = Ids { class: ClassCode::BRIDGE, ..port.spec.ids.unwrap_or_else(|| own_ids(kind)) };
-        let slot = port.spec.hotplug.map(|hotplug| Slot::new(hotplug.removal, port.slot, port.occupied));
+        let slot = port.spec.slot().map(|hotplug| Slot::new(hotplug.removal, port.slot, port.occupied));
         let header = Type1 { ids: &ids, interrupt_pin: port.spec.interrupt_pin(), multifunction: planned.multifunction };
         let mut builder = ConfigBuilder::type1(&header);
         let [port_number, _] = port.slot.to_le_bytes();
@@ -262,6 +262,12 @@ impl Port {
     #[must_use]
     pub fn windows(&self) -> Windows {
         bridge::windows(&self.space)
+    }
+
+    /// Whether memory requests go down at all: memory space is enabled and the port is awake.
+    #[must_use]
+    pub fn decodes(&self) -> bool {
+        !self.asleep() && self.space.read(Reg::containing(header::COMMAND_STATUS)) & command::MEMORY != 0
     }
 
     /// The ACS control register, which decides where requests between devices below go; `None` for ports without it.

@@ -4,7 +4,8 @@
  * `acknowledge=0`: looks, and never clears an event. `quiet=1`: prints counts only. A letter r on the
  * serial port resets the machine. `wait=wire` or `wait=message`: looks at slots after an interrupt of a port only, by INTx or
  * by MSI. `errors=1`: takes over error reporting, prints `error SOURCE UNCORRECTABLE CORRECTABLE` for
- * what a root port collects. */
+ * what a root port collects. `bus=N`: follows the registers that ACPI has for bus N, the first with such registers, as a driver
+ * of it would; `eject=0`: keeps what it is asked to let go of. */
 #include "device.h"
 #include "ioapic.h"
 #include "pci.h"
@@ -177,6 +178,36 @@ static void look(struct slot *slot) {
         use(&slot->device);
 }
 
+/* Registers of a bus whose devices come and go by ACPI: which came, which are to leave, which are let go of. */
+enum { CAME = 0x640, LEAVES = 0x644, LET_GO = 0x648 };
+
+static void look_at_bus(u32 bus, bool eject) {
+    struct window memory = {1, 0}, prefetchable = {1, 0};
+    for (u32 i = 0; i < function_count; i++)
+        if (functions[i].is_bridge && functions[i].secondary == bus)
+            memory = functions[i].memory, prefetchable = functions[i].prefetchable;
+    u32 up = in32(CAME), down = in32(LEAVES);
+    for (u32 n = 0; n < 32; n++) {
+        place at = place_of(0, bus, n, 0);
+        u32 id = config_read(at, 0, 4);
+        if (down >> n & 1) {
+            say("asked for %s\n", place_name(at));
+            if (eject) {
+                out32(LET_GO, 1u << n);
+                say("let go of %s\n", place_name(at));
+                left++;
+            }
+        }
+        if (!(up >> n & 1) || id == 0xffffffff)
+            continue;
+        struct function function = {.at = at, .id = id};
+        give_addresses(&function, &memory, &prefetchable);
+        say("came %s %04x:%04x pin %u, first 256 bytes %s\n", place_name(at), id & 0xffff, id >> 16, config_read(at, 0x3d, 1),
+            config_read(at, 0x100, 4) == 0xffffffff ? "alone" : "and more");
+        came++;
+    }
+}
+
 void guest(void) {
     quiet = option("quiet", 0);
     acknowledge = option("acknowledge", 1);
@@ -210,6 +241,8 @@ void guest(void) {
         interrupts_on();
         rung = true; /* what is there already */
     }
+    u32 bus = (u32)option("bus", 0);
+    bool eject = option("eject", 1);
     say("slots %u\n", slot_count);
     for (int c = -1; c != '\n'; c = serial_read()) {
         if (c == 'r')
@@ -221,6 +254,8 @@ void guest(void) {
             look(&slots[i]);
         if (errors)
             look_for_errors();
+        if (bus)
+            look_at_bus(bus, eject);
         if (by_wire)
             listen_to_wires();
     }

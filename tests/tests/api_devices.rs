@@ -64,7 +64,7 @@ fn a_full_bus_is_told_and_the_guest_goes_on() {
         let (status, reply) = server.add(&format!("stub,id=s{n}"));
         assert!(status == 200 && is_on_bus_0(&value(&reply, "bdf")), "{n}: {status} {reply}");
     }
-    server.refuses("stub", 409, &["all 32 device numbers", "remove a device"]);
+    server.refuses("stub", 409, &["no device number is free on the bus of rc0", "remove a device"]);
     server.expect("PUT vm.pause", "", 204);
     server.expect("PUT vm.resume", "", 204);
     server.expect("PUT vm.reboot", "", 204);

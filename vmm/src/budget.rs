@@ -3,17 +3,62 @@
 use api::config::{HotPlugPorts, PcieConfig, Removal as RemovalConfig};
 use pci::link::Link;
 use pci::topology::{HotPlug, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, Removal, Reserve, Topology};
+use thiserror::Error;
+
+/// Device numbers of a conventional bus that take devices, where nobody says how many: as many as Kata Containers counts.
+const BRIDGE_SLOTS: u8 = 30;
+/// Bridges whose buses take devices, beside the root bus.
+const MOST_BRIDGES: u16 = arch::ports::SLOT_BUSES as u16 - 1;
 
 /// Functions of one device number. Ports share device numbers, since a root bus has 32 of them only.
 const FUNCTIONS: u16 = 8;
 
+/// Whether there can be as many bridges, with as many slots.
+pub fn check(config: &PcieConfig) -> Result<(), BudgetError> {
+    let bridges = bridges(config);
+    match config.bridge_slots {
+        Some(slots) if !(1..=32).contains(&slots) => return Err(BudgetError::Slots { slots }),
+        Some(_) if bridges == 0 => return Err(BudgetError::SlotsOfNothing),
+        _ => {}
+    }
+    if bridges > MOST_BRIDGES {
+        return Err(BudgetError::Bridges { bridges, most: MOST_BRIDGES });
+    }
+    if bridges == 0 && config.hot_plug == HotPlugPorts::BridgePort {
+        return Err(BudgetError::NoBridge);
+    }
+    Ok(())
+}
+
+/// How many bridges there are for devices that come.
+fn bridges(config: &PcieConfig) -> u16 {
+    config.bridges.unwrap_or(if config.hot_plug == HotPlugPorts::BridgePort { 1 } else { 0 })
+}
+
+/// Names of the root port above bridge `bridge` and of the bridge.
+#[must_use]
+pub fn bridge_names(bridge: usize) -> [String; 2] {
+    [format!("bridge{bridge}-root"), format!("bridge{bridge}")]
+}
+
+/// Names of the bridges, and how many device numbers each has.
+#[must_use]
+pub fn bridge_buses(config: &PcieConfig) -> (Vec<Name>, u8) {
+    let names = (0..usize::from(bridges(config))).map(|bridge| {
+        let [_, name] = bridge_names(bridge);
+        Name(name)
+    });
+    (names.collect(), config.bridge_slots.unwrap_or(BRIDGE_SLOTS))
+}
+
 /// Adds the ports to `topology`, on the root complex `root`.
 pub fn add_ports(topology: &mut Topology, root: &Name, config: &PcieConfig) {
-    let (root_hot, switch_hot) = match config.hot_plug {
-        HotPlugPorts::Auto => (true, true),
-        HotPlugPorts::RootPort => (true, false),
-        HotPlugPorts::SwitchPort => (false, true),
-        HotPlugPorts::BridgePort | HotPlugPorts::NoPort => (false, false),
+    let [root_hot, switch_hot, bridge_hot] = match config.hot_plug {
+        HotPlugPorts::Auto => [true; 3],
+        HotPlugPorts::RootPort => [true, false, false],
+        HotPlugPorts::SwitchPort => [false, true, false],
+        HotPlugPorts::BridgePort => [false, false, true],
+        HotPlugPorts::NoPort => [false; 3],
     };
     let hot = |hot: bool| hot.then(|| hot_plug(config));
     for index in 0..config.root_ports {
@@ -30,6 +75,14 @@ pub fn add_ports(topology: &mut Topology, root: &Name, config: &PcieConfig) {
             let function = if config.switch_ports > 32 { u8::try_from(port % FUNCTIONS).unwrap_or(0) } else { 0 };
             add(topology, name.0, &upstream, function, PortKind::Downstream, hot(switch_hot));
         }
+    }
+    let (names, slots) = bridge_buses(config);
+    for (bridge, name) in names.into_iter().enumerate() {
+        let function = u8::try_from(bridge % usize::from(FUNCTIONS)).unwrap_or(0);
+        let [above, _] = bridge_names(bridge);
+        let above = add(topology, above, root, function, PortKind::Root, None);
+        let hotplug = hot(bridge_hot).map(|hotplug| HotPlug { numbers: slots, ..hotplug });
+        add(topology, name.0, &above, 0, PortKind::PciBridge, hotplug);
     }
 }
 
@@ -61,6 +114,7 @@ pub fn hot_plug(config: &PcieConfig) -> HotPlug {
             RemovalConfig::Orderly => Removal::Orderly,
             RemovalConfig::Button => Removal::Button,
         },
+        numbers: 1,
     }
 }
 
@@ -73,4 +127,31 @@ fn add(topology: &mut Topology, name: String, on: &Name, function: u8, kind: Por
         kind: NodeKind::Port(PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0, hotplug }),
     });
     name
+}
+
+/// Bridges that cannot be.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BudgetError {
+    /// No bridge for devices that shall come to one.
+    #[error("hot-plug=bridge-port needs a bridge: leave out bridges=0")]
+    NoBridge,
+    /// More bridges than have registers.
+    #[error(
+        "bridges={bridges} is more than the {most} whose buses can take devices while the guest runs: each has up to 32 device numbers"
+    )]
+    Bridges {
+        /// Asked for.
+        bridges: u16,
+        /// Most.
+        most: u16,
+    },
+    /// More slots than a bus has device numbers.
+    #[error("bridge-slots={slots} cannot be: a conventional bus has 1 to 32 device numbers")]
+    Slots {
+        /// Asked for.
+        slots: u8,
+    },
+    /// Slots without a bridge.
+    #[error("bridge-slots needs bridges: give bridges=N, or hot-plug=bridge-port for one")]
+    SlotsOfNothing,
 }

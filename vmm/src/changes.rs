@@ -21,8 +21,8 @@ pub struct Added {
     pub functions: Vec<AddedFunction>,
     /// The port or root complex that it hangs on.
     pub port: Name,
-    /// Its device number on the root bus; `None` for one that hangs on a port.
-    pub root_number: Option<u8>,
+    /// Its device number on a bus with several; `None` for one that hangs on a port with a link.
+    pub number: Option<u8>,
 }
 
 /// One function of it.
@@ -168,7 +168,7 @@ mod tests {
             let (endpoint, spec) = (endpoint.clone(), planned.spec.clone());
             AddedFunction { name: Name::from(name), endpoint, spec, access: BarAccess::default(), number }
         });
-        changes.add(Added { functions: functions.into(), port: Name::from("port0"), root_number: None });
+        changes.add(Added { functions: functions.into(), port: Name::from("port0"), number: None });
         changes.remove(&[Name::from("x"), Name::from("y")]);
         assert!(changes.added().is_empty() && ["x", "y"].iter().all(|name| !changes.has_left(&Name::from(*name))));
     }

@@ -402,9 +402,14 @@ struct RunArguments {
     ///                        port0, port1, ...
     ///   switch-ports=N       a switch with this many ports without devices:
     ///                        switch0-port0, ...; switches=M makes M of them
+    ///   bridges=N            this many PCIe-to-PCI bridges more: bridge0,
+    ///                        ...; bridge-slots=M device numbers of each
+    ///                        conventional bus take devices [default: 30]
     ///   hot-plug=KIND        which of these take devices while the guest
     ///                        runs (see `banyan ctl --help`): auto (all),
-    ///                        root-port, switch-port or no-port
+    ///                        root-port, switch-port, bridge-port (one bridge
+    ///                        where bridges=N says no other number; ACPI tells
+    ///                        the guest) or no-port
     ///   hotplug-mem=SIZE     what each keeps for a device above 4 GiB, and
     ///   hotplug-mem32=SIZE   below [default: what there is room for]
     ///   removal=HOW          when devices leave them: surprise (at once),

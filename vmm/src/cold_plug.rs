@@ -69,7 +69,7 @@ pub fn place(
         }
     }
     on_switches(topology, root, config, switched)?;
-    on_bridges(topology, conventional);
+    on_bridges(topology, root, config, conventional);
     Ok(notes)
 }
 
@@ -236,9 +236,17 @@ fn faster(a: Link, b: Link) -> Link {
     }
 }
 
-/// Makes conventional buses, each behind a PCIe-to-PCI bridge on a root port, as many as the groups of each root complex need.
-fn on_bridges(topology: &mut Topology, groups: Vec<Group>) {
-    let mut bridges = 0..;
+/// Hangs groups on the bridges of the budget in `config`, which are below `root`, as far as their slots go. For the others it makes
+/// conventional buses, each behind a PCIe-to-PCI bridge on a root port, as many as the groups of each root complex need.
+fn on_bridges(topology: &mut Topology, root: &Name, config: &PcieConfig, groups: Vec<Group>) {
+    let (there, slots) = budget::bridge_buses(config);
+    let mut bridges = there.len()..;
+    let taken = |bridge: &Name| topology.nodes.iter().filter(|node| node.on == *bridge && node.place.function == 0).count();
+    let free = there.into_iter().flat_map(|bridge| {
+        let free = usize::from(slots).saturating_sub(taken(&bridge));
+        std::iter::repeat_n(bridge, free)
+    });
+    let mut free: Vec<Name> = free.collect();
     let mut by_root: Vec<(Name, Vec<Group>)> = Vec::new();
     for group in groups {
         let root = group.first().root.clone();
@@ -247,13 +255,19 @@ fn on_bridges(topology: &mut Topology, groups: Vec<Group>) {
             None => by_root.push((root, vec![group])),
         }
     }
-    for (root, groups) in by_root {
+    for (own_root, groups) in by_root {
         let mut groups = groups.into_iter().peekable();
+        let of_budget = if own_root == *root { std::mem::take(&mut free) } else { Vec::new() };
+        let on_budget = groups.by_ref().take(of_budget.len()).collect::<Vec<_>>();
+        for (group, bridge) in on_budget.into_iter().zip(of_budget) {
+            let device = group.first().device;
+            group.hang(topology, &bridge, device);
+        }
         while groups.peek().is_some() {
-            let number: u32 = bridges.next().unwrap_or_default();
+            let [above, bridge] = budget::bridge_names(bridges.next().unwrap_or_default());
             let link = Link::default();
-            let above = port(topology, format!("bridge{number}-root"), &root, None, PortKind::Root, link, 0);
-            let bridge = port(topology, format!("bridge{number}"), &above, None, PortKind::PciBridge, link, 0);
+            let above = port(topology, above, &own_root, None, PortKind::Root, link, 0);
+            let bridge = port(topology, bridge, &above, None, PortKind::PciBridge, link, 0);
             for group in groups.by_ref().take(DEVICES) {
                 let device = group.first().device;
                 group.hang(topology, &bridge, device);

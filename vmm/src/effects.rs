@@ -18,6 +18,7 @@ use pci::bar::{BarIndex, PORTS, ROM, Size};
 use pci::effect::Effect;
 use pci::function::{BarPiece, Doorbell, FunctionId, Shared};
 use pci::mirror::Mirror;
+use pci::topology::Window;
 
 use crate::address_space::{Accesses, AddressSpace, Answer};
 use crate::kvm::{Doorbells, Slots};
@@ -106,6 +107,8 @@ pub struct Mapper {
     slot_events: Option<Arc<SlotEvents>>,
     /// A guest moves BARs as often as it likes.
     complaints: BTreeMap<FunctionId, Complaints>,
+    /// Names of the ports, for messages.
+    ports: BTreeMap<FunctionId, String>,
 }
 
 impl Mapper {
@@ -124,6 +127,7 @@ impl Mapper {
             mirrors: None,
             slot_events: None,
             complaints: BTreeMap::new(),
+            ports: BTreeMap::new(),
         }
     }
 
@@ -140,6 +144,11 @@ impl Mapper {
     /// Where events of slots are told.
     pub fn set_slot_events(&mut self, slot_events: Arc<SlotEvents>) {
         self.slot_events = Some(slot_events);
+    }
+
+    /// Makes the names of ports known, for messages.
+    pub fn name_ports(&mut self, ports: impl Iterator<Item = (FunctionId, String)>) {
+        self.ports = ports.collect();
     }
 
     /// Makes an endpoint known, before any effect names it.
@@ -237,6 +246,7 @@ impl Mapper {
                 Effect::Map { function, bar, at } => self.map((function, bar), at),
                 Effect::Hide { function, bar } => self.hide((function, bar)),
                 Effect::Refused { function, bar, at, kept, taken } => self.complain((function, bar), at, kept, taken),
+                Effect::Stray { port, prefetchable, window } => self.complain_of_window(port, prefetchable, window),
                 Effect::Slot { port, event } => {
                     if let Some(slot_events) = &self.slot_events {
                         slot_events.tell(port, event);
@@ -312,6 +322,16 @@ impl Mapper {
         let result = kept.map_or_else(|| "it is unreachable".to_owned(), |kept| format!("it stays at {}", place(kept)));
         let text = format_args!("{} BAR {bar}: the guest moved it to {at}, {why}; {result}", endpoint.name);
         self.complaints.entry(id).or_default().add(Level::Warn, text);
+    }
+
+    /// Logs a bridge window that leads nowhere.
+    fn complain_of_window(&mut self, port: FunctionId, prefetchable: bool, window: Window) {
+        let Some(name) = self.ports.get(&port) else { return };
+        let which = if prefetchable { "prefetchable" } else { "memory" };
+        let text = format_args!(
+            "{name}: the guest moved its {which} window to {window}, where its root complex has no addresses; nothing is reachable through it"
+        );
+        self.complaints.entry(port).or_default().add(Level::Warn, text);
     }
 
     /// Drops what hidden BARs still hold where `key` shall go.

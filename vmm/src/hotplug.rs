@@ -5,28 +5,28 @@
 //! guest has taken note, or after a deadline.
 
 pub(crate) mod newcomer;
+mod refusal;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use api::config::{DeviceConfig, DeviceKind, VmConfig};
-use api::error::{ApiError, ErrorKind};
+use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
 use api::events::Event;
 use pci::function::{FunctionId, Shared};
-use pci::hierarchy::{PlugError, PortList};
 use pci::slot::SlotEvent;
-use pci::topology::{EndpointSpec, Name, Removal, TopologyError};
-use thiserror::Error;
+use pci::topology::{EndpointSpec, Name, Removal};
 
-use crate::backends::{Backend, BackendError};
-use crate::cdi::CdiError;
+use crate::backends::Backend;
+use crate::bus_slots::Slot;
 use crate::changes::{Added, AddedFunction, Changes};
 use crate::effects::BarAccess;
-use crate::endpoints::FunctionError;
-use crate::host::{self, HostError};
+use crate::host;
 use crate::listing;
 use crate::machine::Machine;
-use crate::spec::{self, BesideError, Endpoint, Spec, SpecError, Virtio};
+use crate::spec::{self, Endpoint, Spec, Virtio};
+
+use newcomer::{Found, Wish};
+pub use refusal::HotPlugError;
 
 /// How long a guest may take to let go of a device that it was asked for.
 const RELEASE: Duration = Duration::from_secs(30);
@@ -52,8 +52,8 @@ struct Leaving {
     port: FunctionId,
     stage: Stage,
     deadline: Instant,
-    /// It is on the root bus, and not in the slot of a port.
-    on_root: bool,
+    /// Where it is on a bus with several device numbers; `None` for one in the slot of a port.
+    slot: Option<Slot>,
 }
 
 enum Stage {
@@ -117,7 +117,8 @@ impl HotPlug {
             let (endpoint, spec) = self.look(config, function, &name, &functions)?;
             functions.push(AddedFunction { name, endpoint, spec, access: BarAccess::of(function), number: *number });
         }
-        self.put(machine, functions, device.first().and_then(|(first, _)| first.on.as_deref()))
+        let wish = device.first().map(|(first, _)| Wish::of(first)).unwrap_or_default();
+        self.put(machine, functions, &wish)
     }
 
     /// Adds a virtio device, which is called `id`. Its side of the host may be open already; an interface whose address is
@@ -148,7 +149,8 @@ impl HotPlug {
             access: BarAccess::default(),
             number: 0,
         };
-        let put = self.put(machine, vec![function], None);
+        // A virtio function shows what a PCI Express one does.
+        let put = self.put(machine, vec![function], &Wish { attach: Some(Attach::Pcie), ..Wish::default() });
         if put.is_err() {
             machine.parts().1.backends().close(&name);
         }
@@ -163,26 +165,24 @@ impl HotPlug {
         })
     }
 
-    /// Puts a device on the port `on`, else on the root bus if devices can come there, else on the first free port with room.
-    fn put(&mut self, machine: &mut Machine, functions: Vec<AddedFunction>, on: Option<&str>) -> Result<Name, HotPlugError> {
-        let slots = machine.root_slots().filter(|_| on.is_none() && functions.len() == 1).cloned();
-        let added = if let Some(slots) = slots {
-            let (number, root) = machine.pci().change(|tree| {
-                let free = tree.hierarchy.free_root_numbers(0).into_iter().find(|number| *number != 0);
-                let root = tree.hierarchy.root_bus(0).map(|(name, ..)| name);
-                free.zip(root).ok_or(HotPlugError::RootFull)
-            })?;
-            let added = Added { functions, port: root, root_number: Some(number) };
-            let (pci, factory) = machine.parts();
-            newcomer::plug_on_root(pci, factory, &slots, &added, true)?;
-            added
-        } else {
-            let bars: Vec<_> = functions.iter().map(|function| function.spec.bars).collect();
-            let port = newcomer::port(machine.pci(), on, &bars)?;
-            let added = Added { functions, port: port.name.clone(), root_number: None };
-            let (pci, factory) = machine.parts();
-            newcomer::plug(pci, factory, &port, &added)?;
-            added
+    /// Puts a device where `wish` says, else where devices come to first (see [`newcomer::place`]).
+    fn put(&mut self, machine: &mut Machine, functions: Vec<AddedFunction>, wish: &Wish<'_>) -> Result<Name, HotPlugError> {
+        let specs: Vec<_> = functions.iter().map(|function| function.spec.clone()).collect();
+        let slots = machine.bus_slots().cloned();
+        let place = newcomer::place(machine.pci(), slots.as_deref(), wish, &specs)?;
+        let (pci, factory) = machine.parts();
+        let added = match (place, slots) {
+            (Found::Slot(name, slot), Some(slots)) => {
+                let added = Added { functions, port: name, number: Some(slot.number) };
+                newcomer::plug_in_slot(pci, factory, &slots, slot.on, &added, true)?;
+                added
+            }
+            (Found::Slot(..), None) => return Err(HotPlugError::Nothing),
+            (Found::Port(port), _) => {
+                let added = Added { functions, port: port.name.clone(), number: None };
+                newcomer::plug(pci, factory, &port, &added)?;
+                added
+            }
         };
         let port = added.port.clone();
         let names: Vec<Name> = added.functions.iter().map(|function| function.name.clone()).collect();
@@ -201,15 +201,11 @@ impl HotPlug {
         if !self.endpoints.contains_key(&name) {
             return Err(HotPlugError::Unknown { name });
         }
-        if let Some((slots, (number, id))) = machine.root_slots().and_then(|slots| Some((slots, slots.find(&name)?))) {
-            slots.ask(number);
-            self.leaving.push(Leaving {
-                names: vec![name],
-                port: id,
-                stage: Stage::Asked,
-                deadline: now + RELEASE,
-                on_root: true,
-            });
+        if let Some((slots, (slot, functions))) = machine.bus_slots().and_then(|slots| Some((slots, slots.find(&name)?))) {
+            let port = functions.first().map(|(id, _)| *id).ok_or(HotPlugError::Nothing)?;
+            slots.ask(slot);
+            let names = functions.into_iter().map(|(_, name)| name).collect();
+            self.leaving.push(Leaving { names, port, stage: Stage::Asked, deadline: now + RELEASE, slot: Some(slot) });
             return Ok(());
         }
         let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
@@ -217,10 +213,10 @@ impl HotPlug {
         let port = port.filter(|port| port.removal.is_some()).ok_or_else(|| HotPlugError::Fixed { name: name.clone() })?;
         let names: Vec<Name> = port.occupants.into_iter().map(|(_, name)| name).collect();
         if port.removal == Some(Removal::Surprise) {
-            return self.take_out(machine, names, port.id, now);
+            return self.take_out(machine, names, port.id, None, now);
         }
         machine.pci().change(|tree| tree.hierarchy.request_removal(port.id))?;
-        self.leaving.push(Leaving { names, port: port.id, stage: Stage::Asked, deadline: now + RELEASE, on_root: false });
+        self.leaving.push(Leaving { names, port: port.id, stage: Stage::Asked, deadline: now + RELEASE, slot: None });
         Ok(())
     }
 
@@ -229,20 +225,25 @@ impl HotPlug {
     }
 
     /// Takes the device out, whether or not the guest has let go of it.
-    fn take_out(&mut self, machine: &Machine, names: Vec<Name>, port: FunctionId, now: Instant) -> Result<(), HotPlugError> {
-        let on_root = names.first().and_then(|name| machine.root_slots().and_then(|slots| Some((slots, slots.find(name)?))));
-        if let Some((slots, (number, id))) = on_root {
+    fn take_out(
+        &mut self,
+        machine: &Machine,
+        names: Vec<Name>,
+        port: FunctionId,
+        slot: Option<Slot>,
+        now: Instant,
+    ) -> Result<(), HotPlugError> {
+        if let (Some(slot), Some(slots)) = (slot, machine.bus_slots()) {
             // Nobody else hears of it: what it held goes in the next round.
-            let gone = machine.pci().change(|tree| tree.hierarchy.unplug_root(id, &mut tree.effects));
-            slots.clear(number);
-            log::info!("{} left the root bus", list(&names));
-            let gone = gone.into_iter().map(|function| (id, function)).collect();
-            self.leaving.push(Leaving { names, port: id, stage: Stage::Gone(gone), deadline: now, on_root: true });
+            let gone = machine.pci().change(|tree| tree.hierarchy.unplug_from_bus(slot.on, slot.number, &mut tree.effects));
+            slots.clear(slot);
+            log::info!("{} left its bus", list(&names));
+            self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now, slot: Some(slot) });
             return Ok(());
         }
         let gone = machine.pci().change(|tree| tree.hierarchy.unplug(port, &mut tree.effects))?;
         log::info!("{} left its port", list(&names));
-        self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now + NOTE, on_root: false });
+        self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now + NOTE, slot: None });
         Ok(())
     }
 
@@ -269,10 +270,10 @@ impl HotPlug {
                     let why = "the guest did not let go of it in time: it leaves all the same".to_owned();
                     self.failures.push(Event::DeviceFailed { id: names, why });
                 }
-                Stage::Gone(_) if late.on_root => {}
+                Stage::Gone(_) if late.slot.is_some() => {}
                 Stage::Gone(_) => log::warn!("the guest did not take note in time that {names} left"),
             }
-            if !late.on_root {
+            if late.slot.is_none() {
                 machine.pci().change(|tree| tree.hierarchy.expire(late.port));
             }
             ready.push(late);
@@ -281,7 +282,7 @@ impl HotPlug {
         for leaving in ready {
             match leaving.stage {
                 Stage::Asked => {
-                    if let Err(error) = self.take_out(machine, leaving.names.clone(), leaving.port, now) {
+                    if let Err(error) = self.take_out(machine, leaving.names.clone(), leaving.port, leaving.slot, now) {
                         log::error!("{} stays in its port: {error}", list(&leaving.names));
                     }
                 }
@@ -380,180 +381,4 @@ impl Stage {
 
 fn list(names: &[Name]) -> String {
     names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// A device that cannot come or go.
-#[derive(Debug, Error)]
-pub enum HotPlugError {
-    /// The name is taken.
-    #[error("there is a device {name} already: give another id, or remove it first")]
-    Taken {
-        /// The name.
-        name: Name,
-    },
-    /// The name is still taken.
-    #[error("device {name} is being removed: add it when the guest has let go of it, or give another id")]
-    StillLeaves {
-        /// The name.
-        name: Name,
-    },
-    /// A port has the name.
-    #[error("{name} is the name of a port: give another id")]
-    NamedAsPort {
-        /// The name.
-        name: Name,
-    },
-    /// No device number is free.
-    #[error("all 32 device numbers of the root bus are taken: remove a device first, or add it to a port (`on`)")]
-    RootFull,
-    /// What a virtio device uses of the host.
-    #[error(transparent)]
-    Backend(#[from] BackendError),
-    /// No function at all.
-    #[error("a device without functions cannot be added")]
-    Nothing,
-    /// Another device than the first.
-    #[error("a device that is added becomes device 0 below its port, not device {device}: leave out `device`")]
-    Place {
-        /// Device number asked for.
-        device: u8,
-    },
-    /// Functions that form no device.
-    #[error(
-        "functions {numbers} are no device: software looks for function 0 first, and each number can be there once; leave out `function` for a device with one"
-    )]
-    Numbers {
-        /// Numbers asked for, in this order.
-        numbers: String,
-    },
-    /// Functions at several ports.
-    #[error("the functions of one device cannot be on both {one} and {other}: leave out `on` but for the first")]
-    Ports {
-        /// One port.
-        one: String,
-        /// Another one.
-        other: String,
-    },
-    /// The host function is in this machine already.
-    #[error("device {name} is the host function that this machine has as {there}")]
-    Twice {
-        /// The new one.
-        name: Name,
-        /// The one that is there.
-        there: Name,
-    },
-    /// More than one function.
-    #[error(
-        "{device} stands for {functions} host functions that are not one device with a function 0: add them one by one, by their addresses"
-    )]
-    Several {
-        /// As given.
-        device: String,
-        /// How many.
-        functions: usize,
-    },
-    /// CDI files.
-    #[error(transparent)]
-    Cdi(#[from] CdiError),
-    /// No device of that name.
-    #[error("there is no device {name}; `banyan ctl list` shows those that there are")]
-    Unknown {
-        /// The name.
-        name: Name,
-    },
-    /// A second request.
-    #[error("device {name} is being removed already")]
-    LeavesAlready {
-        /// The name.
-        name: Name,
-    },
-    /// No slot that it could leave.
-    #[error("device {name} does not hang on a hot-plug port: it stays until the machine ends")]
-    Fixed {
-        /// The name.
-        name: Name,
-    },
-    /// No port of that name.
-    #[error("there is no port {wanted}; {ports}")]
-    NoPort {
-        /// Asked for.
-        wanted: String,
-        /// What there is.
-        ports: PortList,
-    },
-    /// All ports are taken.
-    #[error("no hot-plug port is free: remove a device, or start the machine with more (--pcie root-ports=N); {ports}")]
-    NoneFree {
-        /// What there is.
-        ports: PortList,
-    },
-    /// The port refuses.
-    #[error(transparent)]
-    Plug(#[from] PlugError),
-    /// The host.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// The device's configuration.
-    #[error(transparent)]
-    Spec(SpecError),
-    /// A name of the wrong form.
-    #[error(transparent)]
-    Name(TopologyError),
-    /// A device that is there already in its way.
-    #[error(transparent)]
-    Beside(#[from] BesideError),
-    /// The function.
-    #[error(transparent)]
-    Make(#[from] FunctionError),
-}
-
-impl HotPlugError {
-    /// As the API tells it.
-    #[must_use]
-    pub fn for_client(&self) -> ApiError {
-        let kind = match self {
-            Self::Unknown { .. } | Self::NoPort { .. } => ErrorKind::NotFound,
-            Self::Taken { .. }
-            | Self::StillLeaves { .. }
-            | Self::NamedAsPort { .. }
-            | Self::Twice { .. }
-            | Self::LeavesAlready { .. }
-            | Self::NoneFree { .. }
-            | Self::RootFull
-            | Self::Plug(_) => ErrorKind::Conflict,
-            Self::Beside(error) => error.kind(),
-            Self::Nothing
-            | Self::Place { .. }
-            | Self::Numbers { .. }
-            | Self::Ports { .. }
-            | Self::Fixed { .. }
-            | Self::Several { .. }
-            | Self::Cdi(_)
-            | Self::Host(_)
-            | Self::Backend(_)
-            | Self::Name(_)
-            // Files, taps and servers that a client named.
-            | Self::Make(FunctionError::Backend(_) | FunctionError::Block(_) | FunctionError::Net(_) | FunctionError::Remote(_))
-            | Self::Spec(_) => ErrorKind::BadRequest,
-            Self::Make(_) => ErrorKind::Internal,
-        };
-        ApiError::from_error(kind, self)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_of_the_wrong_form_is_the_clients_mistake_and_a_place_that_is_taken_a_conflict() {
-        let name = Name::from("../x").check().map_err(HotPlugError::Name).unwrap_err();
-        assert_eq!(name.for_client().kind, ErrorKind::BadRequest);
-        let taken = HotPlugError::from(BesideError::Vsock { there: Name::from("vsock0") });
-        assert_eq!(taken.for_client().kind, ErrorKind::Conflict);
-        let path = "/nonexistent".into();
-        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
-        let missing = HotPlugError::Make(BackendError::Disk { path, readonly: false, source }.into());
-        assert_eq!(missing.for_client().kind, ErrorKind::BadRequest);
-    }
 }

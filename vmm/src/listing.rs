@@ -23,7 +23,7 @@ pub fn listing(machine: &Machine, hotplug: &HotPlug) -> Listing {
             name: port.name.to_string(),
             kind: port.kind.noun().replace(' ', "-"),
             bdf: address(tree.hierarchy.address(port.id).unwrap_or_default()),
-            hot_plug: port.removal.is_some(),
+            hot_plug: port.removal.is_some() || tree.hierarchy.bus(Parent::Port(port.id)).is_some(),
             devices: port.occupants.iter().map(|(_, name)| name.to_string()).collect(),
             memory: bytes(port.windows.memory),
             prefetchable: bytes(port.windows.prefetchable),

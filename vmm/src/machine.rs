@@ -24,6 +24,7 @@ use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use crate::address_space::AddressSpace;
 use crate::backends::Backends;
 use crate::boot::{self, BootError, BootInputs, Firmware, FirmwareError, Kernel, KernelError};
+use crate::bus_slots::{BusSlots, Slot};
 use crate::changes::Added;
 use crate::cmdline::SwitchedOff;
 use crate::counters::Report;
@@ -41,7 +42,6 @@ use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
 use crate::resize::{Extent, Room};
-use crate::root_slots::RootSlots;
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
 use crate::vcpu::{Maker, Named, Runner, SetupError, ThreadError, Threads, Vcpu};
@@ -100,7 +100,7 @@ pub struct Machine {
     /// vCPUs that the guest gave back, which KVM keeps.
     parked: BTreeMap<u8, Vcpu>,
     slot_events: Arc<SlotEvents>,
-    root_slots: Option<Arc<RootSlots>>,
+    bus_slots: Option<Arc<BusSlots>>,
     _firmware: Option<GuestMemoryMmap>,
     factory: Factory,
 }
@@ -152,6 +152,7 @@ impl Machine {
         mapper.set_domain(factory.domain());
         let slot_events = Arc::new(SlotEvents::new().map_err(MachineError::Event)?);
         mapper.set_slot_events(Arc::clone(&slot_events));
+        mapper.name_ports(hierarchy.ports().map(|port| (port.id, port.name.to_string())));
         for (id, endpoint) in endpoints {
             mapper.add(id, endpoint);
         }
@@ -163,11 +164,8 @@ impl Machine {
         let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
         vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
-        let root_slots = config.pcie.root_hot_plug.then(|| {
-            let line = EdgeLine::new(vm.fd(), arch::ports::ROOT_SLOTS_GSI);
-            Arc::new(RootSlots::new(line, Arc::clone(&slot_events)))
-        });
-        hotplug::newcomer::restore(&pci, &mut factory, design.added, root_slots.as_deref())?;
+        let bus_slots = bus_slots(&vm, design, &pci, &slot_events);
+        hotplug::newcomer::restore(&pci, &mut factory, design.added, bus_slots.as_deref())?;
         let extent = design.extent.cloned().unwrap_or_else(|| Extent::at_start(config));
         let entry = load(&ram, used, payload, design, &extent)?;
         let maker = Maker {
@@ -181,7 +179,7 @@ impl Machine {
         let vcpus = extent.cpus.iter().map(|id| maker.make(*id, entry.as_ref())).collect::<Result<_, _>>()?;
         let ejected = Arc::new(Ejected::new().map_err(MachineError::Event)?);
         let hot_plug = hot_plug_registers(&vm, &extent, &ejected);
-        let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci, &hot_plug, root_slots.as_ref())?;
+        let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci, &hot_plug, bus_slots.as_ref())?;
         let runner = Arc::new(Runner {
             ports,
             pci: Arc::clone(&pci),
@@ -207,7 +205,7 @@ impl Machine {
             maker,
             parked: BTreeMap::new(),
             slot_events,
-            root_slots,
+            bus_slots,
             _firmware: firmware,
             factory,
         })
@@ -326,10 +324,10 @@ impl Machine {
         (&self.pci, &mut self.factory)
     }
 
-    /// Where devices come and go on the root bus, if they can.
+    /// Where devices come and go by ACPI, if they can.
     #[must_use]
-    pub fn root_slots(&self) -> Option<&Arc<RootSlots>> {
-        self.root_slots.as_ref()
+    pub fn bus_slots(&self) -> Option<&Arc<BusSlots>> {
+        self.bus_slots.as_ref()
     }
 
     /// What guests told about devices that come and go.
@@ -388,6 +386,24 @@ impl Image {
     }
 }
 
+/// The registers of buses whose devices come and go by ACPI, if there are any, with what is there from the start.
+fn bus_slots(vm: &Vm, design: &Design<'_>, pci: &PciBus, events: &Arc<SlotEvents>) -> Option<Arc<BusSlots>> {
+    let buses = design.plan.slot_buses(design.config.pcie.root_hot_plug);
+    if buses.is_empty() {
+        return None;
+    }
+    let line = EdgeLine::new(vm.fd(), arch::ports::BUS_SLOTS_GSI);
+    let slots = BusSlots::new(buses.iter().map(|planned| planned.on), line, Arc::clone(events));
+    pci.change(|tree| {
+        for bus in tree.hierarchy.conventional_buses() {
+            for (number, functions) in bus.devices {
+                slots.put(Slot { on: bus.on, number }, functions, false);
+            }
+        }
+    });
+    Some(Arc::new(slots))
+}
+
 /// The registers through which the guest learns of processors and memory that come and go.
 fn hot_plug_registers(vm: &Vm, extent: &Extent, ejected: &Arc<Ejected>) -> Arc<HotPlugRegisters> {
     let line = EdgeLine::new(vm.fd(), arch::ports::EVENT_GSI);
@@ -435,9 +451,12 @@ fn load(
         .map(|(number, placement)| Cpu { apic_id: placement.apic_id, present: extent.cpus.contains(&number) })
         .collect();
     let mut root_bridges = plan.root_bridges();
-    if let (true, Some(first)) = (config.pcie.root_hot_plug, root_bridges.first_mut()) {
-        first.slots = plan.free_root_numbers();
-        first.prt.extend(first.slots.iter().flat_map(|number| PrtEntry::of_device(*number)));
+    for planned in plan.slot_buses(config.pcie.root_hot_plug) {
+        let Some(bridge) = root_bridges.get_mut(planned.root_complex) else { continue };
+        if planned.bus.way.is_empty() {
+            bridge.prt.extend(planned.bus.numbers.iter().flat_map(|number| PrtEntry::of_device(*number)));
+        }
+        bridge.slots.push(planned.bus);
     }
     let tables = acpi::memory(&acpi::AcpiInputs {
         cpus: &cpus,

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use arch::memory_map::{AMD_HYPERTRANSPORT, MemoryMap, MemoryMapError, MemoryMapRequest, Range, SegmentBuses};
-use arch::x86_64::acpi::{PrtEntry, RootBridge};
+use arch::x86_64::acpi::{PrtEntry, RootBridge, SlotBus};
 
+use pci::address::Devfn;
 use pci::function::FunctionId;
 use pci::topology::{Apertures, Parent, Plan, PlanError, PlannedFunction, PlannedKind, PlannedRootComplex, Topology, Window};
 use thiserror::Error;
@@ -31,6 +32,17 @@ pub struct MachinePlan {
     pub map: MemoryMap,
     /// The hierarchy.
     pub pci: Plan,
+}
+
+/// A bus whose devices come and go by ACPI.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedSlotBus {
+    /// What it hangs on.
+    pub on: Parent,
+    /// The root complex that it is of, or below.
+    pub root_complex: usize,
+    /// As ACPI shows it.
+    pub bus: SlotBus,
 }
 
 /// Plans a machine.
@@ -70,9 +82,48 @@ impl MachinePlan {
         bridges.map(|(index, (root, uid))| self.root_bridge(index, uid, root)).collect()
     }
 
-    /// Device numbers of the first root bus that nobody has. 0 is left alone: software takes it for the host bridge.
+    /// Buses whose devices come and go by ACPI, with the root complex that each is below, in the order of their registers: the
+    /// first root bus, `with_root`, and the conventional buses that take devices.
     #[must_use]
-    pub fn free_root_numbers(&self) -> Vec<u8> {
+    pub fn slot_buses(&self, with_root: bool) -> Vec<PlannedSlotBus> {
+        let root = with_root.then(|| PlannedSlotBus {
+            on: Parent::RootComplex(0),
+            root_complex: 0,
+            bus: SlotBus { index: 0, way: Vec::new(), numbers: self.free_root_numbers() },
+        });
+        let conventional = self.pci.functions.iter().filter_map(|function| match &function.kind {
+            PlannedKind::Port(port) if port.spec.bus_slots() > 0 => {
+                let (way, root_complex) = self.way(function)?;
+                let bus = SlotBus { index: 0, way, numbers: (0..port.spec.bus_slots()).collect() };
+                Some(PlannedSlotBus { on: Parent::Port(function.id), root_complex, bus })
+            }
+            _ => None,
+        });
+        let mut buses: Vec<PlannedSlotBus> = root.into_iter().chain(conventional).collect();
+        buses.iter_mut().zip(0..).for_each(|(bus, index)| bus.bus.index = index);
+        buses
+    }
+
+    /// Numbers from the root bus down to a function, and the root complex.
+    fn way(&self, function: &PlannedFunction) -> Option<(Vec<Devfn>, usize)> {
+        let (mut way, mut on) = (vec![function.at.bdf.devfn()], function.on);
+        loop {
+            match on {
+                Parent::RootComplex(root) => {
+                    way.reverse();
+                    return Some((way, root));
+                }
+                Parent::Port(id) => {
+                    let port = self.pci.functions.iter().find(|function| function.id == id)?;
+                    way.push(port.at.bdf.devfn());
+                    on = port.on;
+                }
+            }
+        }
+    }
+
+    /// Device numbers of the first root bus that nobody has. 0 is left alone: software takes it for the host bridge.
+    fn free_root_numbers(&self) -> Vec<u8> {
         let taken = |number: u8| {
             let functions = self.pci.functions.iter().filter(|function| function.on == Parent::RootComplex(0));
             functions.map(|function| function.at.bdf.devfn().device()).any(|device| device == number)
@@ -90,10 +141,10 @@ impl MachinePlan {
         self.pci.functions.iter().filter_map(address).collect()
     }
 
-    /// How many ports take devices while the guest runs.
+    /// How many ports with a link below take devices while the guest runs.
     #[must_use]
     pub fn hot_plug_ports(&self) -> usize {
-        let hot = |function: &&PlannedFunction| matches!(&function.kind, PlannedKind::Port(port) if port.spec.hotplug.is_some());
+        let hot = |function: &&PlannedFunction| matches!(&function.kind, PlannedKind::Port(port) if port.spec.slot().is_some());
         self.pci.functions.iter().filter(hot).count()
     }
 

@@ -16,11 +16,11 @@ use vm_device::bus::{PioAddress, PioRange};
 use vm_device::device_manager::{IoManager, PioManager};
 
 use crate::address_space::AddressSpace;
+use crate::bus_slots::BusSlots;
 use crate::driver::{End, Ending};
 use crate::kvm::{EdgeLine, Vm};
 use crate::machine::Surroundings;
 use crate::pci_bus::{ConfigPorts, PciBus};
-use crate::root_slots::RootSlots;
 
 // DSDT and the registers mean the same.
 const _: () = {
@@ -37,7 +37,7 @@ pub fn wire(
     ending: &Arc<Ending>,
     pci: &Arc<PciBus>,
     hot_plug: &Arc<HotPlugRegisters>,
-    root_slots: Option<&Arc<RootSlots>>,
+    bus_slots: Option<&Arc<BusSlots>>,
 ) -> Result<(IoManager, Arc<Serial>), PortsError> {
     let mut bus = Bus(IoManager::new());
     let power: Arc<dyn PowerSink> = {
@@ -68,8 +68,8 @@ pub fn wire(
     if config.panic_port {
         bus.add(ports::PANIC, 1, "panic port", PanicPort::new(Arc::clone(&surroundings.panicked)))?;
     }
-    if let Some(root_slots) = root_slots {
-        bus.add_shared(ports::ROOT_SLOTS, ports::ROOT_SLOTS_LEN, "root bus slots", Arc::clone(root_slots) as _)?;
+    if let Some(slots) = bus_slots {
+        bus.add_shared(ports::BUS_SLOTS, slots.ports(), "slots of buses", Arc::clone(slots) as _)?;
     }
     if let Some(sink) = &surroundings.debug_console {
         bus.add(ports::DEBUG_CONSOLE, 1, "debug console", DebugConsole::new(Arc::clone(sink)))?;

@@ -8,11 +8,12 @@ mod virtio;
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::config::{
-    Attach, ColdPlugPort, DeviceConfig, DeviceKind, GpuOrder as GpuOrderConfig, HotPlugPorts, IdPair, InterruptConfig,
-    NumaConfig, PcieConfig, PortConfig, PortKind as PortKindConfig, StubConfig, TopologyConfig, TopologyPolicy, VmConfig,
+    Attach, ColdPlugPort, DeviceConfig, DeviceKind, GpuOrder as GpuOrderConfig, IdPair, InterruptConfig, NumaConfig, PcieConfig,
+    PortConfig, PortKind as PortKindConfig, StubConfig, TopologyConfig, TopologyPolicy, VmConfig,
 };
 use arch::x86_64::processors::{Processors, ProcessorsError};
 use devices::stub::{StubInterrupt, StubSpec};
+use devices::vfio::Placement;
 use devices::watchdog;
 use pci::address::HostBdf;
 use pci::bar::{BarKind, BarSpec};
@@ -26,6 +27,7 @@ use pci::topology::{
 };
 use thiserror::Error;
 
+use crate::budget::{self, BudgetError};
 use crate::cliques;
 use crate::cmdline;
 use crate::cold_plug::{self, ColdPlugError, Loose};
@@ -72,6 +74,22 @@ pub enum Endpoint {
     },
 }
 
+impl Endpoint {
+    /// As it is where a device that comes is put.
+    #[must_use]
+    pub fn placed(&self, placement: Placement) -> Self {
+        let mut placed = self.clone();
+        if let Self::Stub(stub) = &mut placed {
+            stub.on = match placement {
+                Placement::BelowPort(_) => stub.on,
+                Placement::RootBus => Attachment::RootBus,
+                Placement::Conventional => Attachment::Conventional,
+            };
+        }
+        placed
+    }
+}
+
 /// A topology and its endpoints.
 #[derive(Debug, Clone, Default)]
 pub struct Spec {
@@ -113,9 +131,7 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     if file.is_some() && config.pcie.topology == TopologyPolicy::Host {
         return Err(SpecError::FileAndHost);
     }
-    if config.pcie.hot_plug == HotPlugPorts::BridgePort {
-        return Err(SpecError::HotPlugBridge);
-    }
+    budget::check(&config.pcie)?;
     let cold = cold_port(&config.pcie)?;
     let named = names(config);
     for (index, (name, _)) in named.iter().enumerate() {
@@ -515,11 +531,9 @@ pub enum SpecError {
         /// The other.
         cold_plug: ColdPlugPort,
     },
-    /// Slots on a conventional bus.
-    #[error(
-        "hot-plug=bridge-port is not possible: conventional buses have no slots that Banyan could drive; devices come to root-port or switch-port, and sit on a conventional bus from the start with cold-plug=bridge-port or attach=pci"
-    )]
-    HotPlugBridge,
+    /// Bridges for devices that come.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
     /// A place that a device cannot have.
     #[error(transparent)]
     ColdPlug(#[from] ColdPlugError),

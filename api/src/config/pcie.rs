@@ -30,6 +30,10 @@ pub struct PcieConfig {
     pub switches: Option<u16>,
     /// Downstream ports of each of these switches.
     pub switch_ports: u16,
+    /// PCIe-to-PCI bridges, each below a root port of its own; with `hot-plug=bridge-port` alone one.
+    pub bridges: Option<u16>,
+    /// Device numbers, 1 to 32, of each of their conventional buses that take devices; by default 30.
+    pub bridge_slots: Option<u8>,
     /// Which of these ports take devices while the guest runs.
     pub hot_plug: HotPlugPorts,
     /// What devices without a place of their own hang on at the start; by default `topology` decides.
@@ -57,6 +61,8 @@ impl Default for PcieConfig {
             root_ports: 0,
             switches: None,
             switch_ports: 0,
+            bridges: None,
+            bridge_slots: None,
             hot_plug: HotPlugPorts::default(),
             cold_plug: None,
             hotplug_mem: None,
@@ -71,14 +77,14 @@ choice!(
     /// `hot-plug=`.
     #[derive(Default)]
     HotPlugPorts {
-        /// All of `root-ports` and `switch-ports`.
+        /// All of `root-ports`, `switch-ports` and `bridges`.
         #[default]
         Auto = "auto",
         /// Those of `root-ports`.
         RootPort = "root-port",
         /// Those of `switch-ports`.
         SwitchPort = "switch-port",
-        /// Conventional buses, which have no slots: refused with what to use instead.
+        /// The conventional buses of `bridges`, where ACPI tells of what comes.
         BridgePort = "bridge-port",
         /// None.
         NoPort = "no-port",
@@ -197,6 +203,8 @@ impl fmt::Display for PcieConfig {
         if self.switch_ports != 0 {
             pairs.pair("switch-ports", &self.switch_ports)?;
         }
+        pairs.optional("bridges", self.bridges.as_ref().map(|bridges| bridges as _))?;
+        pairs.optional("bridge-slots", self.bridge_slots.as_ref().map(|slots| slots as _))?;
         if self.hot_plug != HotPlugPorts::default() {
             pairs.pair("hot-plug", &self.hot_plug)?;
         }
@@ -227,6 +235,7 @@ mod tests {
             "root_ports=4,hot-plug=no-port,removal=orderly,root-hot-plug=on",
             "switch,switches=2,switch-ports=2",
             "cold-plug=bridge-port,hot-plug=bridge-port",
+            "bridges=3,bridge-slots=32",
             "cold_plug=no-port",
             "host,gpu-order=topology,cliques=root-complex",
         ] {

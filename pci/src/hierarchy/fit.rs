@@ -1,11 +1,11 @@
-//! Decides whether a device's BARs fit into the windows of its port, and where: as a guest lays them that finds the windows
+//! Decides whether what a device needs fits into the windows of its bus, and where: as a guest lays it that finds the windows
 //! programmed, largest first (linux: drivers/pci/setup-bus.c, `pbus_assign_resources_sorted`).
 
 use std::cmp::Reverse;
 use std::fmt;
 
-use crate::bar::{BarKind, BarSpec, Size};
-use crate::topology::{Free, Window, Windows};
+use crate::bar::{BarKind, Size};
+use crate::topology::{EndpointSpec, Free, Need, Resource, Window, Windows};
 
 /// No two BARs share a page, so that each can be mapped by itself.
 const PAGE: u64 = 4096;
@@ -17,7 +17,7 @@ pub struct Missing {
     pub prefetchable: bool,
     /// Bytes that the window would have to have, gaps for alignment included.
     pub needed: u64,
-    /// Bytes that it has.
+    /// Bytes that it has, in one piece.
     pub there: u64,
 }
 
@@ -38,63 +38,107 @@ impl fmt::Display for Shortfall {
     }
 }
 
-/// BARs of one function.
-pub(super) type Specs = [Option<BarSpec>; 6];
-/// Their addresses; I/O BARs have none below a port.
-pub(super) type Places = [Option<u64>; 6];
+/// What one function needs.
+pub(super) type Needs = Vec<(Resource, Need)>;
 
-/// One memory BAR: function, register, bytes, whether the prefetchable window is for it.
+/// What a function needs on a bus; a conventional one shows no virtual functions.
+pub(super) fn needs(spec: &EndpointSpec, conventional: bool) -> Needs {
+    spec.needs().filter(|(what, _)| !(conventional && matches!(what, Resource::VfBar(_)))).collect()
+}
+
+/// Where one function's resources are; I/O BARs have no place below a port.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Places {
+    pub(super) bars: [Option<u64>; 6],
+    pub(super) rom: Option<u64>,
+    pub(super) vf_bars: [Option<u64>; 6],
+}
+
+impl Places {
+    fn set(&mut self, what: Resource, at: u64) {
+        let place = match what {
+            Resource::Bar(bar) => self.bars.get_mut(usize::from(bar)),
+            Resource::Rom => Some(&mut self.rom),
+            Resource::VfBar(bar) => self.vf_bars.get_mut(usize::from(bar)),
+        };
+        if let Some(place) = place {
+            *place = Some(at);
+        }
+    }
+}
+
+/// What takes memory: function, resource, bytes, whether the prefetchable window is for it.
 #[derive(Clone, Copy)]
 struct Item {
     function: usize,
-    bar: usize,
+    what: Resource,
     size: u64,
+    align: u64,
     prefetchable: bool,
 }
 
-/// Lays the BARs of `functions` into `windows`. 64-bit prefetchable ones that find no room in their own window take the
-/// memory window, as in Linux.
-pub(super) fn place(windows: Windows, functions: &[Specs]) -> Result<Vec<Places>, Shortfall> {
+/// Lays what `functions` need into `windows`, beside what is `taken` there. 64-bit prefetchable BARs that find no room in their
+/// own window take the memory window, as in Linux.
+pub(super) fn place(windows: Windows, taken: &[Window], functions: &[Needs]) -> Result<Vec<Places>, Shortfall> {
     let items = items(functions);
-    let mut memory = Free::new(windows.memory.into_iter().collect());
-    let mut prefetchable = Free::new(windows.prefetchable.into_iter().collect());
-    let mut places = vec![[None; 6]; functions.len()];
+    let (low, high) = (gaps(windows.memory, taken), gaps(windows.prefetchable, taken));
+    let (mut memory, mut prefetchable) = (Free::new(low.clone()), Free::new(high.clone()));
+    let mut places = vec![Places::default(); functions.len()];
     for item in &items {
-        let own = if item.prefetchable { prefetchable.take(item.size, item.size) } else { None };
-        let Some(at) = own.or_else(|| memory.take(item.size, item.size)) else {
-            return Err(shortfall(windows, &items));
+        let own = if item.prefetchable { prefetchable.take(item.size, item.align) } else { None };
+        let Some(at) = own.or_else(|| memory.take(item.size, item.align)) else {
+            return Err(shortfall(&low, &high, &items));
         };
-        if let Some(place) = places.get_mut(item.function).and_then(|bars| bars.get_mut(item.bar)) {
-            *place = Some(at);
+        if let Some(places) = places.get_mut(item.function) {
+            places.set(item.what, at);
         }
     }
     Ok(places)
 }
 
-/// Memory BARs, the largest first.
-fn items(functions: &[Specs]) -> Vec<Item> {
+/// Memory, the largest alignment first.
+fn items(functions: &[Needs]) -> Vec<Item> {
     let mut items = Vec::new();
-    for (function, bars) in functions.iter().enumerate() {
-        let memory = bars.iter().enumerate().filter_map(|(bar, spec)| Some((bar, spec.filter(|spec| spec.is_memory())?)));
-        items.extend(memory.map(|(bar, spec)| Item {
+    for (function, needs) in functions.iter().enumerate() {
+        let memory = needs.iter().filter(|(_, need)| need.each.is_memory());
+        items.extend(memory.map(|(what, need)| Item {
             function,
-            bar,
-            size: spec.size.max(PAGE),
-            prefetchable: spec.kind == BarKind::Memory64 && spec.prefetchable,
+            what: *what,
+            // What 64 bits cannot say fits nowhere.
+            size: need.size().map_or(u64::MAX, |size| size.max(PAGE)),
+            align: need.each.size.max(PAGE),
+            prefetchable: need.each.kind == BarKind::Memory64 && need.each.prefetchable,
         }));
     }
-    items.sort_by_key(|item| Reverse(item.size));
+    items.sort_by_key(|item| (Reverse(item.align), Reverse(item.size)));
     items
 }
 
-/// Holds what each window should take against what it has.
-fn shortfall(windows: Windows, items: &[Item]) -> Shortfall {
-    let missing = [(false, windows.memory), (true, windows.prefetchable)].map(|(prefetchable, window)| {
-        let base = window.map_or(0, |window| window.base);
-        let there = window.map_or(0, Window::len);
+/// What is left of `window`, in ascending order.
+fn gaps(window: Option<Window>, taken: &[Window]) -> Vec<Window> {
+    let Some(window) = window else { return Vec::new() };
+    let mut taken: Vec<&Window> = taken.iter().filter(|one| one.base <= window.limit && window.base <= one.limit).collect();
+    taken.sort_by_key(|one| one.base);
+    let (mut gaps, mut next) = (Vec::new(), Some(window.base));
+    for one in taken {
+        let Some(base) = next else { break };
+        if one.base > base {
+            gaps.push(Window { base, limit: one.base - 1 });
+        }
+        next = one.limit.checked_add(1).map(|end| end.max(base)).filter(|end| *end <= window.limit);
+    }
+    gaps.extend(next.map(|base| Window { base, limit: window.limit }));
+    gaps
+}
+
+/// Holds what each window should take against the largest piece that it has.
+fn shortfall(low: &[Window], high: &[Window], items: &[Item]) -> Shortfall {
+    let missing = [(false, low), (true, high)].map(|(prefetchable, gaps)| {
+        let largest = gaps.iter().max_by_key(|gap| gap.len());
+        let (base, there) = largest.map_or((0, 0), |gap| (gap.base, gap.len()));
         let mut open = Free::new(vec![Window { base, limit: u64::MAX }]);
         let of_window = items.iter().filter(|item| item.prefetchable == prefetchable);
-        let ends = of_window.map(|item| open.take(item.size, item.size).and_then(|at| at.checked_add(item.size)));
+        let ends = of_window.map(|item| open.take(item.size, item.align).and_then(|at| at.checked_add(item.size)));
         let needed = ends.map(|end| end.map_or(u64::MAX, |end| end - base)).max().unwrap_or(0);
         Missing { prefetchable, needed, there }
     });
@@ -104,6 +148,8 @@ fn shortfall(windows: Windows, items: &[Item]) -> Shortfall {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bar::BarSpec;
+    use crate::sriov::SriovSpec;
 
     const MIB: u64 = 1 << 20;
     const MEMORY: Window = Window { base: 0xE000_0000, limit: 0xE000_0000 + 16 * MIB - 1 };
@@ -118,24 +164,28 @@ mod tests {
         Some(BarSpec { kind: BarKind::Memory64, prefetchable: true, size })
     }
 
-    fn missing(windows: Windows, functions: &[Specs]) -> Vec<(bool, u64, u64)> {
-        let Shortfall(missing) = place(windows, functions).unwrap_err();
+    fn bars(functions: &[[Option<BarSpec>; 6]]) -> Vec<Needs> {
+        functions.iter().map(|bars| needs(&EndpointSpec { bars: *bars, ..EndpointSpec::default() }, false)).collect()
+    }
+
+    fn missing(windows: Windows, functions: &[[Option<BarSpec>; 6]]) -> Vec<(bool, u64, u64)> {
+        let Shortfall(missing) = place(windows, &[], &bars(functions)).unwrap_err();
         missing.iter().map(|missing| (missing.prefetchable, missing.needed / MIB, missing.there / MIB)).collect()
     }
 
     #[test]
     fn each_bar_goes_to_the_window_of_its_kind_with_the_largest_first() {
         let functions = [[mem32(MIB), mem64(32 * MIB), None, mem64(128 * MIB), None, None], [mem32(8 * MIB); 6]];
-        let places = place(BOTH, &functions[..1]).unwrap();
+        let places = place(BOTH, &[], &bars(&functions[..1])).unwrap();
         let pref = PREFETCHABLE.base;
-        assert_eq!(places, [[Some(MEMORY.base), Some(pref + 128 * MIB), None, Some(pref), None, None]]);
+        assert_eq!(places[0].bars, [Some(MEMORY.base), Some(pref + 128 * MIB), None, Some(pref), None, None]);
         assert_eq!(missing(BOTH, &functions), [(false, 49, 16)]);
     }
 
     #[test]
     fn a_small_prefetchable_bar_takes_the_memory_window_where_its_own_is_full() {
         let functions = [[mem64(256 * MIB), None, mem64(16 * MIB), None, None, None]];
-        assert_eq!(place(BOTH, &functions).unwrap()[0][2], Some(MEMORY.base));
+        assert_eq!(place(BOTH, &[], &bars(&functions)).unwrap()[0].bars[2], Some(MEMORY.base));
         let low_only = Windows { prefetchable: None, ..BOTH };
         assert_eq!(missing(low_only, &functions), [(true, 272, 0)]);
     }
@@ -143,7 +193,7 @@ mod tests {
     #[test]
     fn case_b1_what_is_missing_is_told_for_each_window() {
         let gpu = [mem32(32 * MIB), mem64(256 * MIB), None, mem64(32 * MIB), None, None];
-        let error = place(BOTH, &[gpu]).unwrap_err();
+        let error = place(BOTH, &[], &bars(&[gpu])).unwrap_err();
         assert_eq!(
             error.to_string(),
             "its memory window lacks 16M (32M needed, 16M there), and its prefetchable window lacks 32M (288M needed, 256M there)"
@@ -160,6 +210,48 @@ mod tests {
     #[test]
     fn io_bars_and_empty_functions_need_nothing() {
         let io = Some(BarSpec { kind: BarKind::Io, prefetchable: false, size: 32 });
-        assert_eq!(place(Windows::default(), &[[io, None, None, None, None, None]]), Ok(vec![[None; 6]]));
+        let places = place(Windows::default(), &[], &bars(&[[io, None, None, None, None, None]]));
+        assert_eq!(places, Ok(vec![Places::default()]));
+    }
+
+    /// A ROM of 16 MiB, and 8 MiB in each of 40 virtual functions.
+    fn with_more() -> EndpointSpec {
+        let vfs = SriovSpec {
+            total_vfs: 40,
+            first_offset: 1,
+            stride: 1,
+            vf_device: 1,
+            bars: [mem64(8 * MIB), None, None, None, None, None],
+        };
+        EndpointSpec { rom: Some(16 * MIB), sriov: Some(Box::new(vfs)), ..EndpointSpec::default() }
+    }
+
+    #[test]
+    fn the_rom_and_the_bars_of_virtual_functions_count() {
+        let of = |conventional| [needs(&with_more(), conventional)];
+        let Shortfall(missing) = place(BOTH, &[], &of(false)).unwrap_err();
+        assert_eq!(missing, [Missing { prefetchable: true, needed: 320 * MIB, there: 256 * MIB }]);
+        let places = place(BOTH, &[], &of(true)).unwrap();
+        assert_eq!(places, [Places { rom: Some(MEMORY.base), ..Places::default() }], "a conventional bus shows none of them");
+        let large = Windows { prefetchable: Some(Window { base: 1 << 40, limit: (1 << 41) - 1 }), ..BOTH };
+        assert_eq!(place(large, &[], &of(false)).unwrap()[0].vf_bars[0], Some(1 << 40));
+    }
+
+    #[test]
+    fn what_neighbours_have_is_left_to_them() {
+        let at =
+            |offset: u64, size: u64| Window { base: MEMORY.base + offset * MIB, limit: MEMORY.base + (offset + size) * MIB - 1 };
+        let one = [mem32(4 * MIB), None, None, None, None, None];
+        let taken = [at(8, 1), at(0, 4), PREFETCHABLE];
+        let places = place(BOTH, &taken, &bars(&[one, one])).unwrap();
+        assert_eq!(places.iter().map(|place| place.bars[0]).collect::<Vec<_>>(), [Some(at(4, 4).base), Some(at(12, 4).base)]);
+        let Shortfall(missing) = place(BOTH, &taken, &bars(&[[mem32(8 * MIB), None, None, None, None, None]])).unwrap_err();
+        assert_eq!(
+            missing,
+            [Missing { prefetchable: false, needed: 15 * MIB, there: 7 * MIB }],
+            "the largest gap starts at 9 MiB"
+        );
+        assert_eq!(gaps(Some(MEMORY), &[at(0, 16)]), []);
+        assert_eq!(gaps(Some(MEMORY), &[at(15, 1), Window { base: 0, limit: at(1, 1).limit }]), [at(2, 13)]);
     }
 }

@@ -9,11 +9,11 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::fit::{self, Shortfall, Specs};
+use super::bus::BusInfo;
+use super::fit::{self, Places, Shortfall};
 use super::{Hierarchy, Node, What, lock, reach};
 use crate::access::Reg;
 use crate::address::{Bdf, Devfn, Sbdf};
-use crate::bar::BarSpec;
 use crate::effect::Effect;
 use crate::function::{FunctionId, Programming, Shared};
 use crate::intx::{self, IntxRoute};
@@ -22,7 +22,7 @@ use crate::port::Port;
 use crate::regs::header;
 use crate::seams::IntxLine;
 use crate::slot::{Slot, SlotError};
-use crate::topology::{Name, Parent, PortKind, Removal, Windows};
+use crate::topology::{EndpointSpec, Name, Parent, PortKind, Removal, Windows};
 
 /// A function that comes.
 pub struct Newcomer {
@@ -30,8 +30,10 @@ pub struct Newcomer {
     pub id: FunctionId,
     /// What users call it.
     pub name: Name,
-    /// Its place: device 0, any function number. Function 0 must be among those that come together.
+    /// Its place: device 0 below a link, any function number. Function 0 must be among those that come together.
     pub at: Devfn,
+    /// What it needs.
+    pub spec: EndpointSpec,
     /// The function, in its reset state.
     pub function: Shared,
     /// It is shown in a mirror, which lies at its place on the bus that the plan gives the port
@@ -76,13 +78,13 @@ impl PortInfo {
     }
 }
 
-/// Hot-plug ports, for messages.
+/// Hot-plug ports and buses, for messages.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PortList(pub Vec<PortInfo>);
+pub struct PortList(pub Vec<PortInfo>, pub Vec<BusInfo>);
 
 impl fmt::Display for PortList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
+        if self.0.is_empty() && self.1.is_empty() {
             return f.write_str("no port is hot-pluggable");
         }
         f.write_str("hot-plug ports: ")?;
@@ -94,6 +96,11 @@ impl fmt::Display for PortList {
                 ([(_, only)], _) => write!(f, "has `{only}`")?,
                 ([(_, first), more @ ..], _) => write!(f, "has `{first}` and {} more", more.len())?,
             }
+        }
+        for (index, bus) in self.1.iter().enumerate() {
+            let comma = if index == 0 && self.0.is_empty() { "" } else { ", " };
+            let (free, noun) = (bus.free().count(), PortKind::PciBridge.noun());
+            write!(f, "{comma}{noun} `{}` has {free} of {} device numbers free", bus.name, bus.numbers)?;
         }
         Ok(())
     }
@@ -115,8 +122,8 @@ impl Hierarchy {
         })
     }
 
-    /// Whether a device whose functions have `bars` fits on `port` and can be added at this moment.
-    pub fn check_fit(&self, port: FunctionId, bars: &[[Option<BarSpec>; 6]]) -> Result<(), PlugError> {
+    /// Whether a device with these `functions` fits on `port` and can be added at this moment.
+    pub fn check_fit(&self, port: FunctionId, functions: &[EndpointSpec]) -> Result<(), PlugError> {
         let (node, registers) = self.hot_port(port)?;
         let name = || node.name.clone();
         let slot = registers.slot().ok_or_else(|| PlugError::NotHotPluggable { port: name(), ports: self.hot_plug_ports() })?;
@@ -127,7 +134,8 @@ impl Hierarchy {
         if slot.leaving() {
             return Err(PlugError::Leaving { port: name() });
         }
-        fit::place(usable(registers), bars).map(drop).map_err(|missing| PlugError::NoRoom {
+        let needs: Vec<_> = functions.iter().map(|spec| fit::needs(spec, false)).collect();
+        fit::place(usable(registers), &[], &needs).map(drop).map_err(|missing| PlugError::NoRoom {
             port: name(),
             missing,
             ports: self.hot_plug_ports(),
@@ -139,30 +147,15 @@ impl Hierarchy {
     /// The machine must know of them before, since the guest may use them at once. No cycle comes in between, so that a guest
     /// that sees function 0 sees all.
     pub fn plug(&mut self, port: FunctionId, functions: Vec<Newcomer>, effects: &mut Vec<Effect>) -> Result<(), PlugError> {
-        let specs: Vec<Specs> = functions.iter().map(|newcomer| specs(&newcomer.function)).collect();
+        let specs: Vec<EndpointSpec> = functions.iter().map(|newcomer| newcomer.spec.clone()).collect();
         self.check_fit(port, &specs)?;
-        self.check_places(port, &functions)?;
-        let programmed = self.programming(port, &functions, &specs);
-        let ids: Vec<FunctionId> = functions.iter().map(|newcomer| newcomer.id).collect();
-        let bus = self.planned_bus(port)?;
-        for (newcomer, programming) in functions.into_iter().zip(programmed) {
-            let unassigned = Programming { bars: [None; 6], memory: false, ..programming };
-            lock(&newcomer.function).program(&unassigned);
-            let node = Node {
-                name: newcomer.name,
-                on: Parent::Port(port),
-                devfn: newcomer.at,
-                planned_at: Sbdf { bdf: Bdf::new(bus.bdf.bus(), newcomer.at), ..bus },
-                mirrored: newcomer.mirrored,
-                programming,
-                what: What::Endpoint(newcomer.function),
-                children: Vec::new(),
-            };
-            self.nodes.insert(newcomer.id, node);
-        }
-        if let Some(node) = self.nodes.get_mut(&port) {
-            node.children.extend(&ids);
-        }
+        let (node, registers) = self.hot_port(port)?;
+        self.check_places(&node.name, 0, &functions)?;
+        let needs: Vec<_> = specs.iter().map(|spec| fit::needs(spec, false)).collect();
+        let places = fit::place(registers.planned().windows, &[], &needs).ok();
+        let (on, bus) = (Parent::Port(port), self.planned_bus(port)?);
+        let programmed = self.programming(on, &functions, places.as_deref());
+        let ids = self.insert(on, bus, functions, programmed);
         self.settle(&ids, effects);
         self.settle_mirrors(effects);
         let inserted = self.with_port(port, Port::insert);
@@ -187,23 +180,7 @@ impl Hierarchy {
             return Err(PlugError::Slot { port: node.name.clone(), source: SlotError::Empty });
         }
         let below: Vec<FunctionId> = self.below(port).into_iter().skip(1).collect();
-        let mut gone = Vec::new();
-        for id in &below {
-            if let Some(shared) = self.endpoint(*id) {
-                lock(shared).detach();
-                gone.push((*id, Shared::clone(shared)));
-            }
-        }
-        let nothing =
-            |(function, _): &(FunctionId, Shared)| reach::Wanted { function: *function, bars: Vec::new(), bus_master: false };
-        self.reach.settle(&gone.iter().map(nothing).collect::<Vec<_>>(), effects);
-        let mirrors: Vec<(FunctionId, bool)> = below.iter().map(|id| (*id, false)).collect();
-        self.reach.settle_mirrors(&mirrors, effects);
-        below.iter().for_each(|id| self.reach.forget(*id));
-        self.nodes.retain(|id, _| !below.contains(id));
-        if let Some(node) = self.nodes.get_mut(&port) {
-            node.children.clear();
-        }
+        let gone = self.take_out(Parent::Port(port), &below, effects);
         self.with_port(port, Port::remove)?;
         self.tell(port, effects);
         Ok(gone)
@@ -216,10 +193,10 @@ impl Hierarchy {
         }
     }
 
-    /// Where interrupt pin `pin` (1 INTA to 4 INTD) of a function at `at` on the bus below `port` arrives.
+    /// Where interrupt pin `pin` (1 INTA to 4 INTD) of a function at `at` on the bus on `on` arrives.
     #[must_use]
-    pub fn intx(&self, port: FunctionId, at: Devfn, pin: u8) -> Option<IntxRoute> {
-        let (mut device, mut pin, mut on) = (at.device(), pin.checked_sub(1).filter(|pin| *pin < 4)?, Parent::Port(port));
+    pub fn intx(&self, on: Parent, at: Devfn, pin: u8) -> Option<IntxRoute> {
+        let (mut device, mut pin, mut on) = (at.device(), pin.checked_sub(1).filter(|pin| *pin < 4)?, on);
         loop {
             match on {
                 Parent::RootComplex(root_complex) => return Some(IntxRoute { root_complex, device, pin }),
@@ -258,7 +235,7 @@ impl Hierarchy {
         }
     }
 
-    fn hot_port(&self, id: FunctionId) -> Result<(&Node, &Port), PlugError> {
+    pub(super) fn hot_port(&self, id: FunctionId) -> Result<(&Node, &Port), PlugError> {
         let node = self.nodes.get(&id);
         match node.map(|node| (node, &node.what)) {
             Some((node, What::Port(port))) => Ok((node, port.as_ref())),
@@ -267,7 +244,7 @@ impl Hierarchy {
     }
 
     /// Where the plan has function 0 of what hangs on a port.
-    fn planned_bus(&self, id: FunctionId) -> Result<Sbdf, PlugError> {
+    pub(super) fn planned_bus(&self, id: FunctionId) -> Result<Sbdf, PlugError> {
         let (node, port) = self.hot_port(id)?;
         let bdf = Bdf::new(port.planned().buses.secondary, Devfn::ZERO);
         Ok(Sbdf { segment: node.planned_at.segment, bdf })
@@ -284,35 +261,35 @@ impl Hierarchy {
         })
     }
 
-    /// Whether the newcomers form one device below a link.
-    fn check_places(&self, port: FunctionId, functions: &[Newcomer]) -> Result<(), PlugError> {
-        let name = || self.nodes.get(&port).map_or_else(|| Name::from("?"), |node| node.name.clone());
+    /// Whether the newcomers form device `device` on the bus on `on`.
+    pub(super) fn check_places(&self, on: &Name, device: u8, functions: &[Newcomer]) -> Result<(), PlugError> {
         let mut taken = 0u8;
         for newcomer in functions {
             let bit = 1 << newcomer.at.function();
-            if newcomer.at.device() != 0 || taken & bit != 0 {
-                return Err(PlugError::Place { function: newcomer.name.clone(), at: newcomer.at, port: name() });
+            if newcomer.at.device() != device || taken & bit != 0 {
+                return Err(PlugError::Place { function: newcomer.name.clone(), at: newcomer.at, port: on.clone(), device });
             }
             taken |= bit;
             if newcomer.id.0 >= self.next || self.nodes.contains_key(&newcomer.id) {
                 return Err(PlugError::Id { function: newcomer.name.clone(), id: newcomer.id.0 });
             }
         }
-        if taken & 1 == 0 { Err(PlugError::FunctionZero { port: name() }) } else { Ok(()) }
+        if taken & 1 == 0 { Err(PlugError::FunctionZero { port: on.clone() }) } else { Ok(()) }
     }
 
-    /// What the newcomers are given at a reset of the machine, since nobody else would give it to them: places in the windows
+    /// What the newcomers are given at a reset of the machine, since nobody else would give it to them: `places` in the windows
     /// that the plan gave to the port, if they fit there.
-    fn programming(&self, port: FunctionId, functions: &[Newcomer], specs: &[Specs]) -> Vec<Programming> {
-        let planned = self.hot_port(port).map(|(_, port)| port.planned().windows).unwrap_or_default();
-        let places = fit::place(planned, specs).ok();
+    pub(super) fn programming(&self, on: Parent, functions: &[Newcomer], places: Option<&[Places]>) -> Vec<Programming> {
         let programming = functions.iter().enumerate().map(|(index, newcomer)| {
             let [_, pin, ..] = lock(&newcomer.function).config_read(Reg::containing(header::INTERRUPT)).to_le_bytes();
-            let line = self.intx(port, newcomer.at, pin).and_then(|route| u8::try_from(intx::gsi(route)).ok());
-            let bars = places.as_ref().and_then(|places| places.get(index)).copied();
+            let line = self.intx(on, newcomer.at, pin).and_then(|route| u8::try_from(intx::gsi(route)).ok());
+            let places = places.and_then(|places| places.get(index)).copied();
+            let Places { bars, rom, vf_bars } = places.unwrap_or_default();
             Programming {
-                bars: bars.unwrap_or([None; 6]),
-                memory: bars.is_some(),
+                bars,
+                rom,
+                vf_bars,
+                memory: places.is_some(),
                 interrupt_line: line.unwrap_or(0xFF),
                 multifunction: newcomer.at.function() == 0 && functions.len() > 1,
                 number: newcomer.at,
@@ -321,26 +298,68 @@ impl Hierarchy {
         });
         programming.collect()
     }
+
+    /// Makes the newcomers functions of the bus on `on`, which the plan calls `bus`, with nothing assigned.
+    pub(super) fn insert(
+        &mut self,
+        on: Parent,
+        bus: Sbdf,
+        functions: Vec<Newcomer>,
+        programmed: Vec<Programming>,
+    ) -> Vec<FunctionId> {
+        let ids: Vec<FunctionId> = functions.iter().map(|newcomer| newcomer.id).collect();
+        for (newcomer, programming) in functions.into_iter().zip(programmed) {
+            let unassigned = Programming { bars: [None; 6], rom: None, vf_bars: [None; 6], memory: false, ..programming };
+            lock(&newcomer.function).program(&unassigned);
+            let node = Node {
+                name: newcomer.name,
+                on,
+                devfn: newcomer.at,
+                planned_at: Sbdf { bdf: Bdf::new(bus.bdf.bus(), newcomer.at), ..bus },
+                mirrored: newcomer.mirrored,
+                programming,
+                what: What::Endpoint(newcomer.function),
+                children: Vec::new(),
+            };
+            self.nodes.insert(newcomer.id, node);
+        }
+        if let Some(children) = self.children_mut(on) {
+            children.extend(&ids);
+        }
+        ids
+    }
+
+    /// Ends the life of everything in `ids`, all that is below `on` or a part of it. Returns the endpoints.
+    pub(super) fn take_out(&mut self, on: Parent, ids: &[FunctionId], effects: &mut Vec<Effect>) -> Vec<(FunctionId, Shared)> {
+        let mut gone = Vec::new();
+        for id in ids {
+            if let Some(shared) = self.endpoint(*id) {
+                lock(shared).detach();
+                gone.push((*id, Shared::clone(shared)));
+            }
+        }
+        let nothing =
+            |(function, _): &(FunctionId, Shared)| reach::Wanted { function: *function, bars: Vec::new(), bus_master: false };
+        self.reach.settle(&gone.iter().map(nothing).collect::<Vec<_>>(), effects);
+        let mirrors: Vec<(FunctionId, bool)> = ids.iter().map(|id| (*id, false)).collect();
+        self.reach.settle_mirrors(&mirrors, effects);
+        ids.iter().for_each(|id| self.reach.forget(*id));
+        self.nodes.retain(|id, _| !ids.contains(id));
+        if let Some(children) = self.children_mut(on) {
+            children.retain(|id| !ids.contains(id));
+        }
+        gone
+    }
 }
 
 /// The windows that a guest would use: those that it has programmed, or, where one is closed, the plan's. A guest that is
 /// about to program a window has it closed for a moment, and address 0 is no address.
-fn usable(port: &Port) -> Windows {
+pub(super) fn usable(port: &Port) -> Windows {
     let (now, planned) = (port.windows(), port.planned().windows);
     Windows {
         memory: now.memory.filter(|window| window.base != 0).or(planned.memory),
         prefetchable: now.prefetchable.filter(|window| window.base != 0).or(planned.prefetchable),
     }
-}
-
-fn specs(function: &Shared) -> Specs {
-    let mut specs = [None; 6];
-    for (bar, spec) in lock(function).bars().specs() {
-        if let Some(place) = specs.get_mut(usize::from(bar)) {
-            *place = Some(spec);
-        }
-    }
-    specs
 }
 
 /// A device that cannot come or go.
@@ -391,7 +410,7 @@ pub enum PlugError {
         ports: PortList,
     },
     /// Functions that are no device.
-    #[error("`{function}` cannot be {at} on port `{port}`: there is device 0 only, with one function for each number")]
+    #[error("`{function}` cannot be {at} on port `{port}`: the device that comes is {device}, with one function for each number")]
     Place {
         /// Which.
         function: Name,
@@ -399,6 +418,8 @@ pub enum PlugError {
         at: Devfn,
         /// The port.
         port: Name,
+        /// Its device number.
+        device: u8,
     },
     /// No function 0, which guests look for first.
     #[error("none of the functions for port `{port}` is function 0, which software looks for first: give one of them number 0")]
@@ -406,19 +427,20 @@ pub enum PlugError {
         /// The port.
         port: Name,
     },
-    /// No such root complex.
-    #[error("there is no root complex {root}")]
-    NoRoot {
-        /// Asked for.
-        root: usize,
-    },
-    /// A device number of a root bus that is in use.
-    #[error("`{function}` cannot be {at} on the root bus: a device is there")]
-    RootTaken {
+    /// No bus that takes devices at several numbers.
+    #[error("devices can come to root buses, and to conventional buses that are configured so: this is neither")]
+    NoBus,
+    /// A device number that cannot be had.
+    #[error("`{function}` cannot be {at} on the bus of `{on}`: {why}; leave the number out, or take another")]
+    Number {
         /// Which.
         function: Name,
         /// Where it wants to be.
         at: Devfn,
+        /// The bridge or root complex.
+        on: Name,
+        /// Why not.
+        why: &'static str,
     },
     /// An id that is in use or was never given.
     #[error("`{function}` has id {id}, which is not a fresh one: ask for the next id")]

@@ -77,7 +77,7 @@ impl Hierarchy {
         functions
     }
 
-    fn in_order(&self, children: &[FunctionId]) -> Vec<FunctionId> {
+    pub(super) fn in_order(&self, children: &[FunctionId]) -> Vec<FunctionId> {
         let mut children = children.to_vec();
         children.sort_by_key(|id| self.nodes.get(id).map(|node| node.devfn));
         children
@@ -128,7 +128,7 @@ impl Hierarchy {
     /// Hot-plug ports, for messages.
     #[must_use]
     pub fn hot_plug_ports(&self) -> PortList {
-        PortList(self.ports().filter(|port| port.removal.is_some()).collect())
+        PortList(self.ports().filter(|port| port.removal.is_some()).collect(), self.conventional_buses().collect())
     }
 
     fn path(&self, id: FunctionId) -> Vec<Devfn> {

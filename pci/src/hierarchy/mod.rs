@@ -3,12 +3,13 @@
 //! Decides routing by the bus numbers and windows that the guest has programmed at this moment. Knows nothing of memory
 //! slots, DMA maps or threads: consequences leave as [`Effect`]s.
 
+mod bus;
 mod fit;
 mod hotplug;
 mod inject;
 mod listing;
 mod reach;
-mod root_bus;
+mod strays;
 #[cfg(test)]
 mod tests;
 
@@ -25,15 +26,17 @@ use crate::function::{Changes, FunctionId, PciFunction, Programming, ResetKind, 
 use crate::intx;
 use crate::mirror::Mirror;
 use crate::port::{Port, PortError};
-use crate::regs::{header, type0};
+use crate::regs::{header, type0, type1};
 use crate::seams::{MsiPort, Workers};
 use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, PlannedRootComplex, PortKind, Window};
 
+pub use bus::BusInfo;
 pub use fit::{Missing, Shortfall};
 pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
 pub use inject::{InjectError, Injected, Silence};
 pub use listing::{EndpointInfo, FunctionInfo, RootComplexInfo};
 use reach::{Reach, Way};
+use strays::Strays;
 
 enum What {
     Port(Box<Port>),
@@ -68,6 +71,7 @@ pub struct Hierarchy {
     nodes: BTreeMap<FunctionId, Node>,
     roots: Vec<Root>,
     reach: Reach,
+    strays: Strays,
     /// The next function that comes gets this number.
     next: u32,
 }
@@ -93,7 +97,8 @@ impl Hierarchy {
             windows: root.mem32.iter().chain(&root.mem64).copied().chain(ports(root)).collect(),
             children: Vec::new(),
         });
-        let mut hierarchy = Self { nodes: BTreeMap::new(), roots: roots.collect(), reach: Reach::default(), next: 0 };
+        let mut hierarchy =
+            Self { nodes: BTreeMap::new(), roots: roots.collect(), reach: Reach::default(), strays: Strays::default(), next: 0 };
         for planned in &plan.functions {
             let what = match &planned.kind {
                 PlannedKind::Port(port) => {
@@ -107,11 +112,9 @@ impl Hierarchy {
                     What::Endpoint(made)
                 }
             };
-            let siblings = match planned.on {
-                Parent::RootComplex(index) => hierarchy.roots.get_mut(index).map(|root| &mut root.children),
-                Parent::Port(id) => hierarchy.nodes.get_mut(&id).map(|node| &mut node.children),
+            let Some(siblings) = hierarchy.children_mut(planned.on) else {
+                return Err(BuildError::Order { name: planned.name.to_string() });
             };
-            let Some(siblings) = siblings else { return Err(BuildError::Order { name: planned.name.to_string() }) };
             siblings.push(planned.id);
             hierarchy.next = hierarchy.next.max(planned.id.0.saturating_add(1));
             let node = Node {
@@ -297,6 +300,13 @@ impl Hierarchy {
         children.map_or(&[], Vec::as_slice)
     }
 
+    fn children_mut(&mut self, of: Parent) -> Option<&mut Vec<FunctionId>> {
+        match of {
+            Parent::RootComplex(index) => self.roots.get_mut(index).map(|root| &mut root.children),
+            Parent::Port(id) => self.nodes.get_mut(&id).map(|node| &mut node.children),
+        }
+    }
+
     /// Bytes of configuration space by which a function can be reached: a conventional bus carries no more (PCI Express to
     /// PCI/PCI-X Bridge 1.0, 2.5).
     fn space(&self, id: FunctionId) -> u16 {
@@ -335,12 +345,17 @@ impl Hierarchy {
         // An address is written in halves, so nothing is said before the guest is done with all of them.
         let is_bar = matches!(offset, header::BAR0..=type0::BAR_END);
         self.reach.tell(is_bar.then_some(id), effects);
+        let is_window = matches!(offset, type1::MEMORY..=type1::WINDOWS_END);
+        self.tell_strays(is_window.then_some(id), effects);
     }
 
     fn follow(&mut self, id: FunctionId, changes: Changes, effects: &mut Vec<Effect>) {
         let below = self.below(id);
         if changes.contains(Changes::RESET) {
             self.reach.forget(id);
+        }
+        if changes.contains(Changes::WINDOWS) {
+            self.strays.changed(id);
         }
         if changes.contains(Changes::RESET_BELOW) {
             self.reset_functions(below.get(1..).unwrap_or_default(), ResetKind::Hot, effects);

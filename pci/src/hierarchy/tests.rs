@@ -76,7 +76,7 @@ fn emulated(bars: [Option<BarSpec>; 6]) -> EmulatedSpec {
     }
 }
 
-struct Rig {
+pub(super) struct Rig {
     tree: Hierarchy,
     plan: Plan,
 }
@@ -94,17 +94,17 @@ impl Rig {
         Self { tree, plan }
     }
 
-    fn started() -> Self {
+    pub(super) fn started() -> Self {
         let mut rig = Self::new();
         rig.tree.start(&mut Vec::new());
         rig
     }
 
-    fn id(&self, name: &str) -> FunctionId {
+    pub(super) fn id(&self, name: &str) -> FunctionId {
         self.plan.by_name(name).unwrap().id
     }
 
-    fn at(&self, name: &str) -> Bdf {
+    pub(super) fn at(&self, name: &str) -> Bdf {
         self.plan.by_name(name).unwrap().at.bdf
     }
 
@@ -119,7 +119,7 @@ impl Rig {
         u32::from_le_bytes(data)
     }
 
-    fn write(&mut self, at: Bdf, offset: u16, data: &[u8]) -> Vec<Effect> {
+    pub(super) fn write(&mut self, at: Bdf, offset: u16, data: &[u8]) -> Vec<Effect> {
         let mut effects = Vec::new();
         self.tree.write(0, at, offset, data, &mut effects);
         effects
@@ -386,29 +386,4 @@ mod random {
             }
         }
     }
-}
-
-#[test]
-fn a_function_on_the_root_bus_answers_as_long_as_it_is_there() {
-    let mut rig = Rig::started();
-    let before = rig.tree.free_root_numbers(0);
-    assert_eq!((before.len(), rig.tree.free_root_numbers(1).len()), (31, 0));
-    let at = Devfn::new(5, 0);
-    let function = Arc::clone(rig.tree.endpoint(rig.id("a")).unwrap());
-    let id = rig.tree.next_id();
-    let newcomer = |id, at| Newcomer { id, name: Name::from("late"), at, function: Arc::clone(&function), mirrored: false };
-    let mut effects = Vec::new();
-    rig.tree.plug_root(0, newcomer(id, at), &mut effects).unwrap();
-    assert_eq!(rig.tree.free_root_numbers(0).len(), 30);
-    let next = rig.tree.next_id();
-    assert!(matches!(rig.tree.plug_root(0, newcomer(next, at), &mut effects), Err(PlugError::RootTaken { .. })));
-    assert!(matches!(rig.tree.plug_root(1, newcomer(next, at), &mut effects), Err(PlugError::NoRoot { root: 1 })));
-    assert!(matches!(rig.tree.plug_root(0, newcomer(id, Devfn::new(6, 0)), &mut effects), Err(PlugError::Id { .. })));
-    assert_eq!(rig.read(Bdf::new(0, at), 0), 0x0001_1234);
-    let info = rig.tree.endpoints().find(|info| info.id == id).unwrap();
-    assert_eq!((info.at.bdf, info.path, info.on), (Bdf::new(0, at), vec![at], Name::from("rc0")));
-    assert!(rig.tree.unplug_root(id, &mut effects).is_some() && rig.tree.unplug_root(id, &mut effects).is_none());
-    assert_eq!((rig.read(Bdf::new(0, at), 0), rig.tree.free_root_numbers(0)), (u32::MAX, before));
-    let below_a_port = rig.id("b");
-    assert!(rig.tree.unplug_root(below_a_port, &mut effects).is_none());
 }

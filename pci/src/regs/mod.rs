@@ -50,6 +50,8 @@ pub mod type1 {
     pub const PREFETCHABLE_BASE_UPPER: u16 = 0x28;
     /// Upper half of the prefetchable limit.
     pub const PREFETCHABLE_LIMIT_UPPER: u16 = 0x2C;
+    /// Last byte of the memory windows.
+    pub const WINDOWS_END: u16 = 0x2F;
     /// Secondary status, received system error, in the dword at [`IO_AND_STATUS`].
     pub const RECEIVED_SYSTEM_ERROR: u32 = 1 << 30;
     /// Bridge control, secondary bus reset, in the dword at [`super::header::INTERRUPT`].

@@ -131,7 +131,7 @@ pub(super) fn values(node: &NodeSpec, link: bool) -> Result<(), TopologyError> {
             if port.atomic_completers > 7 {
                 return Err(TopologyError::Completers { name: name(), value: port.atomic_completers });
             }
-            if !port.kind.has_link_below() && port.hotplug.is_some() {
+            if port.kind == PortKind::Upstream && port.hotplug.is_some() {
                 return Err(TopologyError::NoSlot { name: name(), noun: port.kind.noun() });
             }
             port.ids
@@ -335,7 +335,9 @@ pub enum TopologyError {
         pin: u8,
     },
     /// A slot where there is none.
-    #[error("{noun} `{name}` cannot be hot-pluggable: slots are below root and downstream ports; make those hot-pluggable")]
+    #[error(
+        "{noun} `{name}` cannot be hot-pluggable: the bus in a switch keeps its ports; make its downstream ports hot-pluggable"
+    )]
     NoSlot {
         /// Which.
         name: Name,

@@ -111,25 +111,45 @@ pub struct PortSpec {
     pub link: Link,
     /// AtomicOp completer widths of a root port: DEVCAP2 bits 9:7 (bit 0 here is 32-bit, 1 is 64-bit, 2 is 128-bit CAS).
     pub atomic_completers: u8,
-    /// Whether devices come and go while the guest runs, and how. Root and downstream ports only.
+    /// Whether devices come and go while the guest runs, and how: all kinds but upstream ports.
     pub hotplug: Option<HotPlug>,
 }
 
 impl PortSpec {
+    /// How devices come and go by slot registers: below a link alone.
+    #[must_use]
+    pub const fn slot(&self) -> Option<HotPlug> {
+        if self.kind.has_link_below() { self.hotplug } else { None }
+    }
+
+    /// How many device numbers of the conventional bus below it, from 0 on, take devices while the guest runs; 0 for none, as
+    /// for all ports but bridges. How guests learn of them is ACPI's business.
+    #[must_use]
+    pub const fn bus_slots(&self) -> u8 {
+        match (self.kind, self.hotplug) {
+            (PortKind::PciBridge, Some(HotPlug { numbers: 0, .. })) => 1,
+            (PortKind::PciBridge, Some(HotPlug { numbers: 32.., .. })) => 32,
+            (PortKind::PciBridge, Some(HotPlug { numbers, .. })) => numbers,
+            _ => 0,
+        }
+    }
+
     /// Interrupt pin register: 1 (INTA) on ports that have something to tell, 0 on others.
     #[must_use]
     pub const fn interrupt_pin(&self) -> u8 {
-        if matches!(self.kind, PortKind::Root) || self.hotplug.is_some() { 1 } else { 0 }
+        if matches!(self.kind, PortKind::Root) || self.slot().is_some() { 1 } else { 0 }
     }
 }
 
-/// A slot whose device can be changed while the guest runs.
+/// A bus whose devices can be changed while the guest runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct HotPlug {
     /// What is kept free for devices to come.
     pub reserve: Reserve,
-    /// How a device leaves.
+    /// How a device leaves. Of no meaning on a conventional bus, where ACPI asks the guest first.
     pub removal: Removal,
+    /// On a conventional bus: how many device numbers, from 0 on, take devices. 0 is taken as 1, 32 is the most.
+    pub numbers: u8,
 }
 
 /// What lies below a hot-plug port at least, whatever hangs there at the start: guests never enlarge a window that they

@@ -146,7 +146,11 @@ impl Tree<'_> {
         }
         if let (Some(hotplug), Some(reserved)) = (port.spec.hotplug, port.reserved) {
             let (memory, prefetchable) = (Size(reserved.memory), Size(reserved.prefetchable));
-            write!(f, ", hot-plug ({} removal) keeps {memory} memory, {prefetchable} prefetchable", hotplug.removal.noun())?;
+            match port.spec.bus_slots() {
+                0 => write!(f, ", hot-plug ({} removal)", hotplug.removal.noun())?,
+                slots => write!(f, ", hot-plug ({slots} device numbers by ACPI)")?,
+            }
+            write!(f, " keeps {memory} memory, {prefetchable} prefetchable")?;
             write!(f, ", {} bus{}", reserved.buses, if reserved.buses == 1 { "" } else { "es" })?;
         }
         writeln!(f, "{}", self.labelled(function))?;

@@ -88,7 +88,8 @@ pub enum CtlCommand {
     ///
     /// DEVICE is written as for `banyan run --device`: an address such as 0000:03:00.0 or the word stub, and keys such as id,
     /// on=PORT and clique. Without on it goes to the first free hot-plug port with room for its BARs; `list` shows the ports. A
-    /// machine has such ports if it was started with `--pcie root-ports=N` or `switch-ports=N`. Several DEVICEs are the functions
+    /// machine has such ports if it was started with `--pcie root-ports=N` or `switch-ports=N`. With `bridges=N` it has conventional
+    /// buses for what says attach=pci or finds no port; device=N names a device number there. Several DEVICEs are the functions
     /// of one device, with numbers as `function` says, 0 among them: the guest finds all of them at once.
     AddDevice {
         /// The device, as for `banyan run --device`, or its functions
@@ -101,7 +102,7 @@ pub enum CtlCommand {
         #[arg(value_name = "DISK", value_parser = boxed::<DiskConfig>)]
         disk: Box<DiskConfig>,
     },
-    /// Remove a device from its hot-plug port
+    /// Remove a device from its hot-plug port or bus
     ///
     /// When it leaves, `banyan run --pcie removal=HOW` decides: at once, or once the guest has let it go, at most 30 seconds later.
     RemoveDevice {

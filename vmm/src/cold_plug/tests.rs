@@ -218,7 +218,10 @@ fn the_ports_above_a_fast_device_are_as_fast() {
 fn places_that_contradict_each_other_are_refused_with_what_to_use_instead() {
     let device = || vec!["stub,id=a".to_owned()];
     for (pcie, devices, part) in [
-        ("hot-plug=bridge-port", device(), "conventional buses have no slots"),
+        ("hot-plug=bridge-port,bridges=0", device(), "hot-plug=bridge-port needs a bridge"),
+        ("bridges=16", device(), "bridges=16 is more than the 15"),
+        ("bridges=1,bridge-slots=0", device(), "1 to 32 device numbers"),
+        ("bridge-slots=4", device(), "bridge-slots needs bridges"),
         ("flat,cold-plug=root-port", device(), "topology=flat and cold-plug=root-port say different things"),
         ("switch", vec!["stub,id=a,device=3".to_owned()], "device a asks for device number 3"),
     ] {
@@ -226,6 +229,24 @@ fn places_that_contradict_each_other_are_refused_with_what_to_use_instead() {
         assert!(error.contains(part), "{error}");
     }
     tree("flat,cold-plug=no-port", &device());
+}
+
+#[test]
+fn devices_on_a_conventional_bus_share_the_bridges_for_those_that_come() {
+    let devices: Vec<String> = (0..5).map(|n| format!("stub,id=d{n}")).collect();
+    let expected = "\
+-[0000:00]-+-00.0-[01-02]----00.0-[02]--+-00.0  d0 1b36:10bd
+           |                            \\-01.0  d1 1b36:10bd
+           +-00.1-[03-04]----00.0-[04]--+-00.0  d2 1b36:10bd
+           |                            \\-01.0  d3 1b36:10bd
+           \\-01.0-[05-06]----00.0-[06]----00.0  d4 1b36:10bd
+";
+    assert_eq!(tree("cold-plug=bridge-port,hot-plug=bridge-port,bridges=2,bridge-slots=2", &devices), expected);
+    let (_, plan) = planned(&config("cold-plug=bridge-port,bridges=2,bridge-slots=2", &devices), &Host::default());
+    let buses = plan.slot_buses(true);
+    let ways: Vec<_> = buses.iter().map(|bus| (bus.bus.index, bus.bus.way.len(), bus.bus.numbers.len())).collect();
+    assert_eq!(ways, [(0, 0, 30), (1, 2, 2), (2, 2, 2)], "the root bus first; the third bridge is for devices that stay");
+    assert_eq!(plan.slot_buses(false)[0].bus.index, 0);
 }
 
 mod any_list {
@@ -251,6 +272,7 @@ mod any_list {
             pcie in prop::sample::select(vec![
                 "root-ports", "flat", "switch", "cold-plug=bridge-port", "cold-plug=switch-port,switches=2", "switch,switch-ports=3",
                 "root-ports=4,hot-plug=root-port", "cold-plug=no-port,switch-ports=2",
+                "cold-plug=bridge-port,hot-plug=bridge-port,bridges=2,bridge-slots=3",
             ]),
         ) {
             let texts: Vec<String> = devices

@@ -1,22 +1,23 @@
 //! Makes the functions of a device that comes, finds a port for it, and puts it in: while the guest runs and after a reset.
 
+use std::ops::ControlFlow;
 use std::sync::PoisonError;
 
-use api::config::{DeviceConfig, DeviceKind, VmConfig};
+use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
 use devices::vfio::Placement;
 use pci::address::{Devfn, HostBdf};
-use pci::bar::BarSpec;
-use pci::function::{FunctionId, Shared};
-use pci::hierarchy::{Newcomer, PortInfo, PortList};
-use pci::intx::{self, IntxRoute};
+use pci::function::Shared;
+use pci::hierarchy::{BusInfo, Hierarchy, Newcomer, PortInfo, PortList};
+use pci::intx;
+use pci::topology::{EndpointSpec, Name, Parent};
 
 use super::HotPlugError;
+use crate::bus_slots::{BusSlots, Slot};
 use crate::cdi;
 use crate::changes::Added;
 use crate::effects::Endpoint;
 use crate::endpoints::{Factory, FunctionError, Order};
 use crate::pci_bus::PciBus;
-use crate::root_slots::RootSlots;
 
 /// The functions of the device that somebody asked for, with their numbers. A CDI name stands for functions of the host,
 /// which are one device here if they are one there; they keep their numbers then.
@@ -35,9 +36,6 @@ pub(super) fn functions(config: &VmConfig, device: &[DeviceConfig]) -> Result<Ve
             }
             several => return Err(HotPlugError::Several { device: asked.to_string(), functions: several.len() }),
         }
-    }
-    if let Some(number) = functions.iter().find_map(|(function, _)| function.device.filter(|number| *number != 0)) {
-        return Err(HotPlugError::Place { device: number });
     }
     let numbers: Vec<u8> = functions.iter().map(|(_, number)| *number).collect();
     let twice = numbers.iter().enumerate().any(|(index, number)| numbers.iter().take(index).any(|other| other == number));
@@ -70,56 +68,144 @@ fn host_numbers(functions: &[DeviceConfig]) -> Option<Vec<u8>> {
     (places.iter().all(|at| slot(at) == first) && numbers.contains(&0)).then_some(numbers)
 }
 
-/// The port called `wanted`, or the first free one that has room for functions with `bars`.
-pub(super) fn port(pci: &PciBus, wanted: Option<&str>, bars: &[[Option<BarSpec>; 6]]) -> Result<PortInfo, HotPlugError> {
+/// Where a device shall go.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Wish<'a> {
+    /// The port or bridge.
+    pub(super) on: Option<&'a str>,
+    /// The kind of bus.
+    pub(super) attach: Option<Attach>,
+    /// Device number on that bus.
+    pub(super) device: Option<u8>,
+}
+
+impl<'a> Wish<'a> {
+    /// What the configuration of a device says.
+    pub(super) fn of(device: &'a DeviceConfig) -> Self {
+        Self { on: device.on.as_deref(), attach: device.attach, device: device.device }
+    }
+}
+
+/// Where a device goes.
+pub(super) enum Found {
+    /// Into the slot of a port.
+    Port(Box<PortInfo>),
+    /// To a device number of the bus on what has this name.
+    Slot(Name, Slot),
+}
+
+/// Where a device with these `functions` goes: where `wish` says; else to the root bus if devices can come there; else to the
+/// first free port with room; else to the first conventional bus with a number and room.
+pub(super) fn place(
+    pci: &PciBus,
+    slots: Option<&BusSlots>,
+    wish: &Wish<'_>,
+    functions: &[EndpointSpec],
+) -> Result<Found, HotPlugError> {
+    let buses = slots.map(BusSlots::buses).unwrap_or_default();
     pci.change(|tree| {
-        let ports: Vec<PortInfo> = tree.hierarchy.ports().collect();
-        if let Some(wanted) = wanted {
-            let port = ports.into_iter().find(|port| port.name.0 == wanted);
-            let missing = || HotPlugError::NoPort { wanted: wanted.to_owned(), ports: tree.hierarchy.hot_plug_ports() };
-            let port = port.ok_or_else(missing)?;
-            tree.hierarchy.check_fit(port.id, bars)?;
-            return Ok(port);
+        let hierarchy = &tree.hierarchy;
+        let buses: Vec<BusInfo> = buses.iter().filter_map(|on| hierarchy.bus(*on)).collect();
+        let conventional = || buses.iter().filter(|bus| matches!(bus.on, Parent::Port(_)));
+        let named = wish.on.and_then(|wanted| buses.iter().find(|bus| bus.name.0 == wanted));
+        if let Some(bus) = named {
+            return slot(hierarchy, bus, wish.device, functions);
         }
-        let mut refusal = HotPlugError::NoneFree { ports: tree.hierarchy.hot_plug_ports() };
-        for port in ports.into_iter().filter(PortInfo::is_free) {
-            match tree.hierarchy.check_fit(port.id, bars) {
-                Ok(()) => return Ok(port),
-                Err(error) => refusal = error.into(),
+        if wish.on.is_none() && wish.attach == Some(Attach::Pci) {
+            let first = |refusal: Option<HotPlugError>, bus| match (refusal, slot(hierarchy, bus, wish.device, functions)) {
+                (_, Ok(found)) => ControlFlow::Break(found),
+                (first, Err(error)) => ControlFlow::Continue(first.or(Some(error))),
+            };
+            return match conventional().try_fold(None, first) {
+                ControlFlow::Break(found) => Ok(found),
+                ControlFlow::Continue(refusal) => {
+                    Err(refusal.unwrap_or_else(|| HotPlugError::NoBridge { ports: hierarchy.hot_plug_ports() }))
+                }
+            };
+        }
+        if let Some(root) = buses.iter().find(|bus| wish.on.is_none() && matches!(bus.on, Parent::RootComplex(_))) {
+            return slot(hierarchy, root, wish.device, functions);
+        }
+        let port = if let Some(device) = wish.device.filter(|device| *device != 0) {
+            Err(HotPlugError::Place { device })
+        } else {
+            port(hierarchy, wish.on, functions).map(|port| Found::Port(Box::new(port)))
+        };
+        let Some(refusal) = port.as_ref().err().filter(|_| wish.on.is_none() && wish.attach.is_none()) else { return port };
+        let none_there = matches!(refusal, HotPlugError::NoneFree { .. } | HotPlugError::Place { .. });
+        let mut elsewhere = conventional().map(|bus| slot(hierarchy, bus, wish.device, functions)).peekable();
+        match elsewhere.peek() {
+            None => port,
+            // What a bus lacks says more than that there is no port.
+            Some(_) => {
+                let mut last = port;
+                for found in elsewhere {
+                    if found.is_ok() {
+                        return found;
+                    }
+                    if none_there {
+                        last = found;
+                    }
+                }
+                last
             }
         }
-        Err(refusal)
     })
+}
+
+/// A device number of `bus` for a device: the one that it asks for, else the first free one.
+fn slot(hierarchy: &Hierarchy, bus: &BusInfo, wanted: Option<u8>, functions: &[EndpointSpec]) -> Result<Found, HotPlugError> {
+    // Software takes number 0 of a root bus for the host bridge.
+    let least = if matches!(bus.on, Parent::RootComplex(_)) { 1 } else { 0 };
+    let mut free = bus.free().filter(|number| *number >= least);
+    let number = match wanted {
+        None => free.next().ok_or_else(|| HotPlugError::BusFull { on: bus.name.clone(), ports: hierarchy.hot_plug_ports() })?,
+        Some(device) if free.any(|number| number == device) => device,
+        Some(device) => {
+            let ports = hierarchy.hot_plug_ports();
+            return Err(HotPlugError::Number { device, on: bus.name.clone(), least, numbers: bus.numbers, ports });
+        }
+    };
+    hierarchy.check_bus_fit(bus.on, functions)?;
+    Ok(Found::Slot(bus.name.clone(), Slot { on: bus.on, number }))
+}
+
+/// The port called `wanted`, or the first free one that has room for a device with these `functions`.
+fn port(hierarchy: &Hierarchy, wanted: Option<&str>, functions: &[EndpointSpec]) -> Result<PortInfo, HotPlugError> {
+    let ports: Vec<PortInfo> = hierarchy.ports().collect();
+    if let Some(wanted) = wanted {
+        let port = ports.into_iter().find(|port| port.name.0 == wanted);
+        let missing = || HotPlugError::NoPort { wanted: wanted.to_owned(), ports: hierarchy.hot_plug_ports() };
+        let port = port.ok_or_else(missing)?;
+        hierarchy.check_fit(port.id, functions)?;
+        return Ok(port);
+    }
+    let mut refusal = HotPlugError::NoneFree { ports: hierarchy.hot_plug_ports() };
+    for port in ports.into_iter().filter(PortInfo::is_free) {
+        match hierarchy.check_fit(port.id, functions) {
+            Ok(()) => return Ok(port),
+            Err(error) => refusal = error.into(),
+        }
+    }
+    Err(refusal)
 }
 
 /// Makes a device and puts it into `port`. The guest finds all of its functions in one moment.
 pub(super) fn plug(pci: &PciBus, factory: &mut Factory, port: &PortInfo, device: &Added) -> Result<(), HotPlugError> {
-    let mut made: Vec<(FunctionId, Devfn, Endpoint)> = Vec::new();
-    for function in &device.functions {
-        let at = Devfn::new(0, function.number);
-        let (id, gsi) = pci.change(|tree| {
-            let route = tree.hierarchy.intx(port.id, at, function.spec.interrupt_pin);
-            (tree.hierarchy.next_id(), route.map(intx::gsi))
-        });
-        let placement = Placement::BelowPort(port.link);
-        let (name, endpoint, bars) = (function.name.0.as_str(), &function.endpoint, function.spec.bars);
-        let access = function.access;
-        made.push((id, at, factory.make(&Order { name, id, endpoint, access, bars, gsi, placement })?));
-    }
-    factory.attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
-    let domain = factory.domain();
+    let made = make(pci, factory, Parent::Port(port.id), 0, Placement::BelowPort(port.link), device)?;
     let shown_at = pci.ecam_address(port.below);
+    let domain = factory.domain();
     pci.change(|tree| {
         tree.mapper.set_domain(domain);
         let (mut newcomers, mut ids) = (Vec::new(), Vec::new());
-        for ((id, at, endpoint), wanted) in made.into_iter().zip(&device.functions) {
-            let function = Shared::clone(&endpoint.function);
-            let mirror = shown_at.and_then(|bus| tree.mapper.mirror(bus + (u64::from(at.function()) << 12), id));
-            let mirrored = mirror.is_some_and(|mirror| {
-                let mut function = function.lock().unwrap_or_else(PoisonError::into_inner);
+        for (mut newcomer, endpoint) in made {
+            let id = newcomer.id;
+            let mirror = shown_at.and_then(|bus| tree.mapper.mirror(bus + (u64::from(newcomer.at.function()) << 12), id));
+            newcomer.mirrored = mirror.is_some_and(|mirror| {
+                let mut function = newcomer.function.lock().unwrap_or_else(PoisonError::into_inner);
                 function.mirror(&mirror)
             });
-            newcomers.push(Newcomer { id, name: wanted.name.clone(), at, function, mirrored });
+            newcomers.push(newcomer);
             tree.mapper.add(id, endpoint);
             ids.push(id);
         }
@@ -132,36 +218,62 @@ pub(super) fn plug(pci: &PciBus, factory: &mut Factory, port: &PortInfo, device:
     Ok(())
 }
 
-/// Makes a device of one function and puts it on the root bus at its number. Its BARs are left to the guest.
-pub(super) fn plug_on_root(
+/// Makes a device and puts it on the bus on `on` at its number. Its BARs are left to the guest.
+pub(super) fn plug_in_slot(
     pci: &PciBus,
     factory: &mut Factory,
-    slots: &RootSlots,
+    slots: &BusSlots,
+    on: Parent,
     device: &Added,
     tell: bool,
 ) -> Result<(), HotPlugError> {
-    let (Some(number), [function]) = (device.root_number, device.functions.as_slice()) else { return Err(HotPlugError::Nothing) };
-    let at = Devfn::new(number, 0);
-    let id = pci.change(|tree| tree.hierarchy.next_id());
-    let pin = function.spec.interrupt_pin.checked_sub(1);
-    let gsi = pin.map(|pin| intx::gsi(IntxRoute { root_complex: 0, device: number, pin }));
-    let (name, endpoint, bars) = (function.name.0.as_str(), &function.endpoint, function.spec.bars);
-    let access = function.access;
-    let made = factory.make(&Order { name, id, endpoint, access, bars, gsi, placement: Placement::RootBus })?;
-    factory.attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
+    let number = device.number.ok_or(HotPlugError::Nothing)?;
+    let placement = if matches!(on, Parent::RootComplex(_)) { Placement::RootBus } else { Placement::Conventional };
+    let made = make(pci, factory, on, number, placement, device)?;
+    let functions = made.iter().map(|(newcomer, _)| (newcomer.id, newcomer.name.clone())).collect();
     let domain = factory.domain();
-    let newcomer = Newcomer { id, name: function.name.clone(), at, function: Shared::clone(&made.function), mirrored: false };
     pci.change(|tree| {
         tree.mapper.set_domain(domain);
-        tree.mapper.add(id, made);
-        let plugged = tree.hierarchy.plug_root(0, newcomer, &mut tree.effects);
+        let (mut newcomers, mut ids) = (Vec::new(), Vec::new());
+        for (newcomer, endpoint) in made {
+            tree.mapper.add(newcomer.id, endpoint);
+            ids.push(newcomer.id);
+            newcomers.push(newcomer);
+        }
+        let plugged = tree.hierarchy.plug_on_bus(on, newcomers, &mut tree.effects);
         if plugged.is_err() {
-            tree.mapper.remove(id);
+            ids.into_iter().for_each(|id| tree.mapper.remove(id));
         }
         plugged
     })?;
-    slots.put(number, id, function.name.clone(), tell);
+    slots.put(Slot { on, number }, functions, tell);
     Ok(())
+}
+
+/// Makes the functions of a device for number `number` of the bus on `on`.
+fn make(
+    pci: &PciBus,
+    factory: &mut Factory,
+    on: Parent,
+    number: u8,
+    placement: Placement,
+    device: &Added,
+) -> Result<Vec<(Newcomer, Endpoint)>, HotPlugError> {
+    let mut made = Vec::new();
+    for function in &device.functions {
+        let at = Devfn::new(number, function.number);
+        let (id, gsi) = pci.change(|tree| {
+            let route = tree.hierarchy.intx(on, at, function.spec.interrupt_pin);
+            (tree.hierarchy.next_id(), route.map(intx::gsi))
+        });
+        let (name, bars, access) = (function.name.0.as_str(), function.spec.bars, function.access);
+        let endpoint = &function.endpoint.placed(placement);
+        let endpoint = factory.make(&Order { name, id, endpoint, access, bars, gsi, placement })?;
+        let (name, spec) = (function.name.clone(), function.spec.clone());
+        made.push((Newcomer { id, name, at, spec, function: Shared::clone(&endpoint.function), mirrored: false }, endpoint));
+    }
+    factory.attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
+    Ok(made)
 }
 
 /// Puts devices back that came before a reset, where they were, with BARs in the windows of their ports. No guest runs.
@@ -169,11 +281,17 @@ pub(crate) fn restore(
     pci: &PciBus,
     factory: &mut Factory,
     added: &[Added],
-    slots: Option<&RootSlots>,
+    slots: Option<&BusSlots>,
 ) -> Result<(), HotPlugError> {
     for device in added {
-        if let (Some(_), Some(slots)) = (device.root_number, slots) {
-            plug_on_root(pci, factory, slots, device, false)?;
+        if let (Some(_), Some(slots)) = (device.number, slots) {
+            let buses = slots.buses();
+            let on = pci.change(|tree| {
+                let mut buses = buses.iter().filter_map(|on| tree.hierarchy.bus(*on));
+                buses.find(|bus| bus.name == device.port).map(|bus| bus.on)
+            });
+            let on = on.ok_or_else(|| HotPlugError::NoPort { wanted: device.port.to_string(), ports: PortList::default() })?;
+            plug_in_slot(pci, factory, slots, on, device, false)?;
             continue;
         }
         let port = pci.change(|tree| tree.hierarchy.ports().find(|port| port.name == device.port));
@@ -204,7 +322,6 @@ mod tests {
         for (devices, part) in [
             (&["stub,function=1"][..], "functions 1 are no device"),
             (&["stub", "stub"], "functions 0, 0 are no device"),
-            (&["stub,device=2"], "not device 2"),
             (&["stub,on=a", "stub,function=1,on=b"], "both a and b"),
         ] {
             let refused = stubs(devices).unwrap_err();

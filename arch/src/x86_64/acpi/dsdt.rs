@@ -25,7 +25,7 @@ pub(super) fn dsdt(inputs: &AcpiInputs<'_>) -> Sdt {
             &events::Events(inputs),
             &EcamReservation(inputs.map),
             &pci_root::RootBridges(inputs.root_bridges),
-            &slots::RootSlots(inputs.root_bridges),
+            &slots::SlotEvents(inputs.root_bridges),
         ],
     )
     .to_aml_bytes(&mut body);

@@ -20,6 +20,8 @@ mod slit;
 mod slots;
 mod srat;
 
+pub use slots::SlotBus;
+
 const OEM_ID: [u8; 6] = *b"BANYAN";
 const OEM_TABLE_ID: [u8; 8] = *b"BANYANVM";
 const OEM_REVISION: u32 = 1;
@@ -64,8 +66,8 @@ pub struct RootBridge {
     pub io: Option<Range>,
     /// Memory node it is near to, `_PXM`. The node must be among [`AcpiInputs::nodes`].
     pub proximity: Option<u32>,
-    /// Device numbers where devices may come while the guest runs. Of one root bridge alone.
-    pub slots: Vec<u8>,
+    /// Buses at or below it whose devices come and go by ACPI.
+    pub slots: Vec<SlotBus>,
     /// INTx of the devices on the root bus; those behind bridges arrive here swizzled ([`pci::intx::swizzle`]).
     pub prt: Vec<PrtEntry>,
 }

@@ -1,5 +1,6 @@
-//! Builds what makes devices come and go on a root bus: an object for each device number that is free, and the event device
-//! that tells the operating system to look at them.
+//! Builds what makes devices come and go on buses without slot registers, root buses and conventional ones: an object for each
+//! device number where they may, inside of objects for the bridges that lead there, and the event device that tells the
+//! operating system to look at them.
 //!
 //! Sources: ACPI 6.5 5.6.9 (event device), 6.3.3 (`_EJ0`); linux: `drivers/acpi/evged.c`, `drivers/pci/hotplug/acpiphp_glue.c`.
 
@@ -8,6 +9,7 @@ use acpi_tables::aml::{
     Name, Notify, OpRegion, OpRegionSpace, Path, ResourceTemplate, Store,
 };
 use acpi_tables::{Aml, AmlSink};
+use pci::address::Devfn;
 
 use crate::ports;
 
@@ -17,57 +19,76 @@ use super::{Raw, RootBridge, numbered};
 const DEVICE_CHECK: u8 = 1;
 const EJECT_REQUEST: u8 = 3;
 
-/// The registers, the method that reads them, and the event device; nothing if no root bridge has free numbers.
-pub(super) struct RootSlots<'a>(pub &'a [RootBridge]);
+/// A bus whose devices come and go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotBus {
+    /// Which registers it has: those from [`ports::BUS_SLOTS`] plus this many times [`ports::BUS_SLOTS_LEN`] on. Below
+    /// [`ports::SLOT_BUSES`], different for each bus of a machine.
+    pub index: u8,
+    /// The bridges from the root bus down to it, with their numbers; none for the root bus itself.
+    pub way: Vec<Devfn>,
+    /// Device numbers, 0 to 31, where devices may come and go.
+    pub numbers: Vec<u8>,
+}
 
-impl Aml for RootSlots<'_> {
+/// The registers, the method that reads them, and the event device; nothing if there are no such buses.
+pub(super) struct SlotEvents<'a>(pub &'a [RootBridge]);
+
+impl Aml for SlotEvents<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        let slots: Vec<(String, u32)> = self
-            .0
-            .iter()
-            .enumerate()
-            .flat_map(|(index, bridge)| bridge.slots.iter().map(move |slot| (path(index, *slot), bit(*slot))))
-            .collect();
-        if slots.is_empty() {
-            return;
-        }
-        let (first, len) = (ports::ROOT_SLOTS, ports::ROOT_SLOTS_LEN);
-        OpRegion::new(Path::new("RSLT"), OpRegionSpace::SystemIO, &first, &len).to_aml_bytes(sink);
-        let fields = [*b"RSUP", *b"RSDN", *b"RSEJ"].map(|name| FieldEntry::Named(name, 32));
+        let buses = || self.0.iter().enumerate().flat_map(|(root, bridge)| bridge.slots.iter().map(move |bus| (root, bus)));
+        let Some(last) = buses().map(|(_, bus)| bus.index).max() else { return };
+        let (first, len) = (ports::BUS_SLOTS, ports::BUS_SLOTS_LEN * (u16::from(last) + 1));
+        OpRegion::new(Path::new("BSLT"), OpRegionSpace::SystemIO, &first, &len).to_aml_bytes(sink);
+        let registers = |index| [CAME, LEAVES, EJECT].map(|letter| register(letter, index));
+        let fields = (0..=last).flat_map(registers).map(|name| FieldEntry::Named(name, 32)).collect();
         let (access, lock, rest) = (FieldAccessType::DWord, FieldLockRule::NoLock, FieldUpdateRule::WriteAsZeroes);
-        Field::new(Path::new("RSLT"), access, lock, rest, fields.into()).to_aml_bytes(sink);
-        look(sink, &slots);
+        Field::new(Path::new("BSLT"), access, lock, rest, fields).to_aml_bytes(sink);
+        let mut body = Vec::new();
+        buses().for_each(|(root, bus)| look(&mut body, root, bus));
+        let body = Raw(body);
+        Method::new(Path::new("BSEV"), 0, true, vec![&body]).to_aml_bytes(sink);
         event_device(sink);
     }
 }
 
-/// `\_SB.RSEV`: reads which devices came and which are to leave, and tells of each.
-fn look(sink: &mut dyn AmlSink, slots: &[(String, u32)]) {
-    let (up, down) = (Path::new("RSUP"), Path::new("RSDN"));
-    let (came, leaves) = (Store::new(&Local(0), &up), Store::new(&Local(1), &down));
-    let mut body = Vec::new();
-    came.to_aml_bytes(&mut body);
-    leaves.to_aml_bytes(&mut body);
-    for (path, bit) in slots {
-        let path = Path::new(path);
+/// First letters of a bus's registers: which devices came, which are to leave, which were let go of.
+const CAME: char = 'U';
+const LEAVES: char = 'L';
+const EJECT: char = 'E';
+
+/// Name of a register.
+fn register(letter: char, index: u8) -> [u8; 4] {
+    numbered(letter, index.into()).as_bytes().try_into().unwrap_or_default()
+}
+
+/// Part of `\_SB.BSEV`: reads which devices of a bus came and which are to leave, and tells of each.
+fn look(body: &mut Vec<u8>, root: usize, bus: &SlotBus) {
+    let index = usize::from(bus.index);
+    let (up, down) = (numbered(CAME, index), numbered(LEAVES, index));
+    let (up, down) = (Path::new(&up), Path::new(&down));
+    Store::new(&Local(0), &up).to_aml_bytes(body);
+    Store::new(&Local(1), &down).to_aml_bytes(body);
+    let way: String = bus.way.iter().map(|bridge| format!(".{}", bridge_name(*bridge))).collect();
+    for number in &bus.numbers {
+        let path = format!("\\_SB_.{}{way}.{}", numbered('P', root), name(*number));
+        let path = Path::new(&path);
         for (local, value) in [(0, DEVICE_CHECK), (1, EJECT_REQUEST)] {
             let notify = Notify::new(&path, &value);
             // And with nowhere to store its result is an expression.
-            let local = Local(local);
+            let (local, bit) = (Local(local), bit(*number));
             let nowhere = acpi_tables::aml::ZERO;
-            let asked = And::new(&nowhere, &local, bit);
-            If::new(&asked, vec![&notify]).to_aml_bytes(&mut body);
+            let asked = And::new(&nowhere, &local, &bit);
+            If::new(&asked, vec![&notify]).to_aml_bytes(body);
         }
     }
-    let body = Raw(body);
-    Method::new(Path::new("RSEV"), 0, true, vec![&body]).to_aml_bytes(sink);
 }
 
 fn event_device(sink: &mut dyn AmlSink) {
-    let interrupt = Interrupt::new(true, true, false, false, ports::ROOT_SLOTS_GSI);
-    let call = MethodCall::new(Path::new("\\_SB_.RSEV"), vec![]);
+    let interrupt = Interrupt::new(true, true, false, false, ports::BUS_SLOTS_GSI);
+    let call = MethodCall::new(Path::new("\\_SB_.BSEV"), vec![]);
     Device::new(
-        Path::new("RSGE"),
+        Path::new("BSGE"),
         vec![
             &Name::new(Path::new("_HID"), &"ACPI0013"),
             &Name::new(Path::new("_UID"), &1u8),
@@ -78,35 +99,69 @@ fn event_device(sink: &mut dyn AmlSink) {
     .to_aml_bytes(sink);
 }
 
-/// The objects of one root bridge's free numbers, to stand inside of it.
+/// The objects of one root bridge's buses, to stand inside of it.
 pub(super) struct Slots<'a>(pub &'a RootBridge);
 
 impl Aml for Slots<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        for slot in &self.0.slots {
-            let (register, bit) = (Path::new("\\_SB_.RSEJ"), bit(*slot));
-            let eject = Store::new(&register, &bit);
-            Device::new(
-                Path::new(&name(*slot)),
-                vec![
-                    &Name::new(Path::new("_ADR"), &(u32::from(*slot) << 16)),
-                    &Name::new(Path::new("_SUN"), &(ports::FIRST_ROOT_SLOT + u32::from(*slot))),
-                    &Method::new(Path::new("_EJ0"), 1, true, vec![&eject]),
-                ],
-            )
-            .to_aml_bytes(sink);
-        }
+        let buses: Vec<(&[Devfn], &SlotBus)> = self.0.slots.iter().map(|bus| (bus.way.as_slice(), bus)).collect();
+        objects(sink, &buses);
     }
 }
 
-const fn bit(slot: u8) -> u32 {
-    1 << (slot & 31)
+/// Objects on one bus: its slots, if it is one of `buses`, and the bridges that lead to others, each once. What is left of the
+/// way to each bus comes with it.
+fn objects(sink: &mut dyn AmlSink, buses: &[(&[Devfn], &SlotBus)]) {
+    let mut bridges: Vec<Devfn> = Vec::new();
+    for (way, bus) in buses {
+        match way.first() {
+            None => bus.numbers.iter().for_each(|number| slot(sink, bus.index, *number)),
+            Some(bridge) if !bridges.contains(bridge) => bridges.push(*bridge),
+            Some(_) => {}
+        }
+    }
+    for bridge in bridges {
+        let below: Vec<(&[Devfn], &SlotBus)> = buses
+            .iter()
+            .filter_map(|(way, bus)| way.split_first().filter(|(first, _)| **first == bridge).map(|(_, rest)| (rest, *bus)))
+            .collect();
+        let mut inside = Vec::new();
+        objects(&mut inside, &below);
+        let inside = Raw(inside);
+        Device::new(Path::new(&bridge_name(bridge)), vec![&address(bridge), &inside]).to_aml_bytes(sink);
+    }
 }
 
-fn name(slot: u8) -> String {
-    numbered('S', slot.into())
+/// The object of one device number. All functions of a device are behind that of function 0.
+fn slot(sink: &mut dyn AmlSink, index: u8, number: u8) {
+    let (register, bit) = (format!("\\_SB_.{}", numbered(EJECT, index.into())), bit(number));
+    let register = Path::new(&register);
+    let eject = Store::new(&register, &bit);
+    let user_number = ports::FIRST_BUS_SLOT + u32::from(index) * 32 + u32::from(number);
+    Device::new(
+        Path::new(&name(number)),
+        vec![
+            &address(Devfn::new(number, 0)),
+            &Name::new(Path::new("_SUN"), &user_number),
+            &Method::new(Path::new("_EJ0"), 1, true, vec![&eject]),
+        ],
+    )
+    .to_aml_bytes(sink);
 }
 
-fn path(bridge: usize, slot: u8) -> String {
-    format!("\\_SB_.{}.{}", numbered('P', bridge), name(slot))
+/// `_ADR` of a function (ACPI 6.5 table 6.2).
+fn address(at: Devfn) -> Name {
+    Name::new(Path::new("_ADR"), &(u32::from(at.device()) << 16 | u32::from(at.function())))
+}
+
+const fn bit(number: u8) -> u32 {
+    1 << (number & 31)
+}
+
+fn name(number: u8) -> String {
+    numbered('S', number.into())
+}
+
+fn bridge_name(at: Devfn) -> String {
+    numbered('D', at.byte().into())
 }

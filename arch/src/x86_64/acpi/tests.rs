@@ -1,5 +1,8 @@
+use pci::address::Devfn;
+
 use super::*;
 use crate::memory_map::{ECAM_BASE, GIB, MIB, MemoryMapRequest, SegmentBuses};
+use crate::ports;
 use crate::x86_64::layout;
 
 const AT: u64 = layout::ACPI_TABLES.start;
@@ -278,7 +281,7 @@ fn the_soft_off_state_is_what_the_sleep_register_takes() {
     assert_eq!(holds(found.get(b"DSDT").unwrap(), b"_S5_\x12\x07\x04\x0A\x05\0\0\0"), 1);
     assert!(found.get(b"MCFG").is_none(), "no segment, no MCFG");
     assert!(found.get(b"SRAT").is_none(), "no node, no SRAT");
-    assert_eq!(crate::ports::SLEEP_S5, 0x34);
+    assert_eq!(ports::SLEEP_S5, 0x34);
 }
 
 #[test]
@@ -410,6 +413,54 @@ fn everything_that_may_come_fits_the_place_of_the_tables() {
     let nodes = [node(0, &(0..255).collect::<Vec<_>>(), &map.ram)];
     let inputs =
         AcpiInputs { hot_plug_cpus: true, memory_devices: u16::MAX, root_bridges: &bridges, nodes: &nodes, ..plain(&cpus, &map) };
+    let [(_, bytes), _] = memory(&inputs).unwrap();
+    assert!((bytes.len() as u64) < layout::ACPI_TABLES.len() * 3 / 4, "{} bytes", bytes.len());
+}
+
+#[test]
+fn devices_of_conventional_buses_stand_below_the_bridges_that_lead_there() {
+    let map = map(GIB, &[(0, 255)]);
+    let (port, other, bridge_at) = (Devfn::new(1, 0), Devfn::new(1, 1), Devfn::new(0, 0));
+    let mut bridge = bridge(0, 0, 0..=9);
+    bridge.slots = vec![
+        SlotBus { index: 0, way: vec![], numbers: vec![5] },
+        SlotBus { index: 1, way: vec![port, bridge_at], numbers: vec![0, 31] },
+        SlotBus { index: 2, way: vec![other, bridge_at], numbers: vec![0] },
+    ];
+    let found = build(1, &map, &[bridge], &[]);
+    let dsdt = found.get(b"DSDT").unwrap();
+    // Each register is named in its field and used once; each bridge is there once.
+    for (name, times) in [(b"U000", 2), (b"U002", 2), (b"L001", 2), (b"E001", 3), (b"E002", 2), (b"U003", 0)] {
+        assert_eq!(holds(dsdt, name), times, "{}", String::from_utf8_lossy(name));
+    }
+    let device = |name: &[u8; 4]| {
+        let mut places = dsdt.windows(4).enumerate().filter(|(_, four)| four == name);
+        let at = places.find(|(at, _)| dsdt[at - 4..*at].windows(2).any(|two| two == [0x5B, 0x82])).unwrap().0;
+        assert!(dsdt[at + 4..].starts_with(b"\x08_ADR"), "{}", String::from_utf8_lossy(name));
+        dsdt[at + 9..at + 14].to_vec()
+    };
+    assert_eq!(device(b"D008"), [0x0C, 0, 0, 1, 0], "device 1 function 0");
+    assert_eq!(device(b"D009"), [0x0C, 1, 0, 1, 0], "device 1 function 1");
+    assert_eq!(device(b"S01F"), [0x0C, 0, 0, 31, 0]);
+    assert_eq!(holds(dsdt, b"\\\x2F\x05_SB_P000D008D000S01F"), 2, "told of coming and of leaving");
+    assert_eq!(holds(dsdt, b"\\\x2F\x03_SB_P000S005"), 2);
+    assert_eq!(holds(dsdt, b"_EJ0"), 4);
+    // Three buses of twelve ports from 0x640 on.
+    assert_eq!(holds(dsdt, &[b"BSLT\x01\x0B".as_slice(), &[0x40, 6, 0x0A, 36]].concat()), 1);
+    assert_eq!(ports::BUS_SLOTS + u16::from(ports::SLOT_BUSES) * ports::BUS_SLOTS_LEN, ports::CPU_STATE);
+}
+
+#[test]
+fn slots_of_as_many_buses_as_there_can_be_fit_the_place_of_the_tables() {
+    let map = map(GIB, &[(0, 255)]);
+    let mut bridge = bridge(0, 0, 0..=255);
+    bridge.prt = (0..32).flat_map(PrtEntry::of_device).collect();
+    bridge.slots = (0..ports::SLOT_BUSES)
+        .map(|index| SlotBus { index, way: vec![Devfn::new(index, 0), Devfn::ZERO], numbers: (0..32).collect() })
+        .collect();
+    let cpus = cpus(8);
+    let bridges = [bridge];
+    let inputs = AcpiInputs { root_bridges: &bridges, ..plain(&cpus, &map) };
     let [(_, bytes), _] = memory(&inputs).unwrap();
     assert!((bytes.len() as u64) < layout::ACPI_TABLES.len() * 3 / 4, "{} bytes", bytes.len());
 }

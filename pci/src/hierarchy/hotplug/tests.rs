@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::address::Bdf;
-use crate::bar::BarKind;
+use crate::bar::{BarKind, BarSpec};
 use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
@@ -52,6 +52,10 @@ fn device(number: u16, bars: [Option<BarSpec>; 6]) -> Shared {
         serial_number: None,
     };
     Arc::new(Mutex::new(FakeEndpoint::new(&spec).unwrap()))
+}
+
+fn needs(bars: [Option<BarSpec>; 6]) -> EndpointSpec {
+    EndpointSpec { bars, ..EndpointSpec::default() }
 }
 
 fn small() -> [Option<BarSpec>; 6] {
@@ -101,6 +105,7 @@ impl Rig {
             name: Name(format!("dev{number}.{function}")),
             at: Devfn::new(0, function),
             function: device(number + u16::from(function), small()),
+            spec: needs(small()),
             mirrored: false,
         }
     }
@@ -235,7 +240,7 @@ fn case_b3_a_taken_port_is_refused_with_the_list_of_all() {
 fn case_b1_a_device_without_room_is_refused_before_it_is_attached() {
     let mut rig = Rig::new();
     let gpu = [Some(mem32(16 * MIB)), Some(mem64(512 * MIB)), None, Some(mem64(32 * MIB)), None, None];
-    let error = rig.tree.check_fit(rig.id("rp0"), &[gpu]).unwrap_err();
+    let error = rig.tree.check_fit(rig.id("rp0"), &[needs(gpu)]).unwrap_err();
     let text = error.to_string();
     for fact in
         ["`rp0`", "memory window lacks 20M (24M needed, 4M there)", "prefetchable window lacks 32M (544M needed, 512M there)"]
@@ -243,7 +248,8 @@ fn case_b1_a_device_without_room_is_refused_before_it_is_attached() {
         assert!(text.contains(fact), "{text} lacks {fact}");
     }
     let (port, id) = (rig.id("rp0"), rig.tree.next_id());
-    let newcomer = Newcomer { id, name: "gpu".into(), at: Devfn::ZERO, function: device(9, gpu), mirrored: false };
+    let newcomer =
+        Newcomer { id, name: "gpu".into(), at: Devfn::ZERO, function: device(9, gpu), spec: needs(gpu), mirrored: false };
     assert_eq!(rig.tree.plug(port, vec![newcomer], &mut Vec::new()), Err(error));
     assert_eq!(rig.read(rig.bus("rp0"), 0, 0), u32::MAX);
     rig.add("rp0", 1, &[0]).unwrap();
@@ -257,7 +263,7 @@ fn the_room_of_a_port_is_what_the_guest_has_programmed() {
     rig.write_port("rp0", 0x20, base | base << 16);
     assert_eq!(rig.info("rp0").windows.memory.unwrap().len(), MIB, "made smaller");
     let two = [Some(mem32(2 * MIB)), None, None, None, None, None];
-    assert!(rig.tree.check_fit(rig.id("rp0"), &[two]).is_err());
+    assert!(rig.tree.check_fit(rig.id("rp0"), &[needs(two)]).is_err());
     rig.write_port("rp0", 0x20, 0x0000_FFF0);
     assert_eq!(rig.info("rp0").windows, windows, "a closed window is about to be opened");
     rig.write_port("rp0", 0x20, 0);
@@ -347,16 +353,19 @@ fn the_pin_of_an_added_device_turns_like_that_of_a_planned_one() {
     for name in ["cold", "stays"] {
         let planned = rig.plan.by_name(name).unwrap();
         let (PlannedKind::Endpoint(endpoint), Parent::Port(port)) = (&planned.kind, planned.on) else { panic!() };
-        assert_eq!(rig.tree.intx(port, planned.at.bdf.devfn(), 1), endpoint.intx);
+        assert_eq!(rig.tree.intx(Parent::Port(port), planned.at.bdf.devfn(), 1), endpoint.intx);
     }
     for (name, port) in rig.plan.functions.iter().filter_map(|planned| match (&planned.kind, planned.on) {
         (PlannedKind::Port(port), Parent::Port(on)) => Some((on, (planned.at.bdf.devfn(), port.intx))),
         _ => None,
     }) {
         let (devfn, intx) = port;
-        assert_eq!(intx.and(rig.tree.intx(name, devfn, 1)), intx);
+        assert_eq!(intx.and(rig.tree.intx(Parent::Port(name), devfn, 1)), intx);
     }
-    assert_eq!((rig.tree.intx(rig.id("rp0"), Devfn::ZERO, 0), rig.tree.intx(rig.id("rp0"), Devfn::ZERO, 5)), (None, None));
+    assert_eq!(
+        (rig.tree.intx(Parent::Port(rig.id("rp0")), Devfn::ZERO, 0), rig.tree.intx(Parent::Port(rig.id("rp0")), Devfn::ZERO, 5)),
+        (None, None)
+    );
 }
 
 #[test]

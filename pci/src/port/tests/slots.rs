@@ -4,14 +4,14 @@ use super::*;
 use crate::mirror::FakeMirror;
 use crate::slot::{SlotError, SlotEvent};
 use crate::testing::FakeIntx;
-use crate::topology::{Removal, Reserve};
+use crate::topology::Removal;
 
 const HOT: [PortKind; 2] = [PortKind::Root, PortKind::Downstream];
 
 /// A hot-plug port with interrupts enabled as pciehp does, and the messages that it sends.
 fn hot(kind: PortKind, removal: Removal, occupied: bool) -> (Port, Arc<FakeMsi>) {
     let sent = Arc::default();
-    let mut port = build_with(kind, None, Some(HotPlug { reserve: Reserve::default(), removal }), occupied, &sent);
+    let mut port = build_with(kind, None, Some(HotPlug { removal, ..HotPlug::default() }), occupied, &sent);
     port.program();
     write(&mut port, 0x84, 0xFEE0_0000);
     write(&mut port, 0x8C, 0x41);
@@ -145,7 +145,7 @@ fn the_mirror_shows_the_slot_before_the_guest_hears_of_it() {
     }
     let mirror = Arc::new(FakeMirror::default());
     let looks = Arc::new(Looks(mirror.clone(), std::sync::Mutex::default()));
-    let hotplug = Some(HotPlug { reserve: Reserve::default(), removal: Removal::Orderly });
+    let hotplug = Some(HotPlug { removal: Removal::Orderly, ..HotPlug::default() });
     let (planned, numbers) = planned(PortKind::Root, None, hotplug, false);
     let mut port = Port::new(&planned, &numbers, looks.clone()).unwrap();
     port.mirror(mirror.clone());

@@ -30,8 +30,9 @@ fn any_bar() -> impl Strategy<Value = BarSpec> {
 fn any_hotplug() -> impl Strategy<Value = Option<HotPlug>> {
     let size = |most: u32| prop::option::of((10u32..most, 0u64..1 << 20).prop_map(|(shift, more)| (1 << shift) + more));
     let removal = prop_oneof![Just(Removal::Surprise), Just(Removal::Orderly), Just(Removal::Button)];
-    let hotplug = (size(25), size(37), 0u8..4, removal)
-        .prop_map(|(memory, prefetchable, buses, removal)| HotPlug { reserve: Reserve { memory, prefetchable, buses }, removal });
+    let hotplug = (size(25), size(37), 0u8..4, removal, 0u8..34).prop_map(|(memory, prefetchable, buses, removal, numbers)| {
+        HotPlug { reserve: Reserve { memory, prefetchable, buses }, removal, numbers }
+    });
     prop::option::weighted(0.5, hotplug)
 }
 
@@ -105,7 +106,7 @@ fn grow(roots: &[RootComplexSpec], seeds: &[Seed]) -> Vec<NodeSpec> {
         };
         node = with_vfs(with_rom(node, seed.rom), seed.sriov);
         if let NodeKind::Port(port) = &mut node.kind {
-            port.hotplug = seed.hotplug.filter(|_| port.kind.has_link_below());
+            port.hotplug = seed.hotplug.filter(|_| port.kind != PortKind::Upstream);
         }
         match &node.kind {
             NodeKind::Port(PortSpec { kind: PortKind::Upstream, .. }) => switches.push(node.name.clone()),

@@ -1,0 +1,169 @@
+//! Adds devices to a bus with many device numbers, a root bus or a conventional one, and takes them out. Such a bus has no slot
+//! registers here: how the guest learns of it is somebody else's business (ACPI).
+
+use std::collections::BTreeMap;
+
+use super::fit;
+use super::hotplug::{Newcomer, PlugError};
+use super::{Hierarchy, What, lock};
+use crate::address::{Bdf, Devfn, Sbdf};
+use crate::bar::ROM;
+use crate::effect::Effect;
+use crate::function::{FunctionId, Shared};
+use crate::topology::{EndpointSpec, Name, Need, Parent, Resource, Window, Windows};
+
+/// A bus that takes devices at several numbers while the guest runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BusInfo {
+    /// What it hangs on.
+    pub on: Parent,
+    /// The name of that.
+    pub name: Name,
+    /// Device numbers from 0 on that take devices; 32 on a root bus.
+    pub numbers: u8,
+    /// Functions by device number, ports among them.
+    pub devices: BTreeMap<u8, Vec<(FunctionId, Name)>>,
+}
+
+impl BusInfo {
+    /// Numbers that take a device at this moment, in ascending order.
+    pub fn free(&self) -> impl Iterator<Item = u8> + '_ {
+        (0..self.numbers).filter(|number| !self.devices.contains_key(number))
+    }
+}
+
+/// Which addresses of siblings count.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Those of this moment.
+    Now,
+    /// Those that they have after a reset of the machine.
+    AfterReset,
+}
+
+impl Hierarchy {
+    /// The bus on `on`, if devices can come to it: the bus of a root complex, or that of a bridge that is planned so.
+    #[must_use]
+    pub fn bus(&self, on: Parent) -> Option<BusInfo> {
+        let (name, numbers) = match on {
+            Parent::RootComplex(root) => (&self.roots.get(root)?.name, 32),
+            Parent::Port(id) => {
+                let node = self.nodes.get(&id)?;
+                let What::Port(port) = &node.what else { return None };
+                (&node.name, port.planned().spec.bus_slots())
+            }
+        };
+        let mut devices: BTreeMap<u8, Vec<(FunctionId, Name)>> = BTreeMap::new();
+        for id in self.in_order(self.children(on)) {
+            let Some(node) = self.nodes.get(&id) else { continue };
+            devices.entry(node.devfn.device()).or_default().push((id, node.name.clone()));
+        }
+        (numbers > 0).then(|| BusInfo { on, name: name.clone(), numbers, devices })
+    }
+
+    /// Conventional buses that take devices while the guest runs, in the order of the plan.
+    pub fn conventional_buses(&self) -> impl Iterator<Item = BusInfo> + '_ {
+        self.nodes.keys().filter_map(|id| self.bus(Parent::Port(*id)))
+    }
+
+    /// Whether a device with these `functions` finds addresses on the bus on `on`. On a root bus the guest has all of the root
+    /// complex's.
+    pub fn check_bus_fit(&self, on: Parent, functions: &[EndpointSpec]) -> Result<(), PlugError> {
+        let Parent::Port(id) = on else { return Ok(()) };
+        let (node, port) = self.hot_port(id)?;
+        let mut needs: Vec<_> = functions.iter().map(|spec| fit::needs(spec, true)).collect();
+        let windows = super::hotplug::usable(port);
+        let (taken, unassigned) = self.siblings(on, windows, When::Now);
+        needs.push(unassigned);
+        fit::place(windows, &taken, &needs).map(drop).map_err(|missing| PlugError::NoRoom {
+            port: node.name.clone(),
+            missing,
+            ports: self.hot_plug_ports(),
+        })
+    }
+
+    /// Adds the functions of one device to the bus on `on`, with nothing assigned. After a reset of the machine they have
+    /// addresses on a conventional bus, if they find some, and none on a root bus.
+    pub fn plug_on_bus(&mut self, on: Parent, functions: Vec<Newcomer>, effects: &mut Vec<Effect>) -> Result<(), PlugError> {
+        let bus = self.bus(on).ok_or(PlugError::NoBus)?;
+        let device = functions.first().map_or(0, |newcomer| newcomer.at.device());
+        let refusal = match () {
+            () if bus.devices.contains_key(&device) => Some("a device is there"),
+            () if device >= bus.numbers => Some("no device can come to that number"),
+            () => None,
+        };
+        if let (Some(why), Some(newcomer)) = (refusal, functions.first()) {
+            return Err(PlugError::Number { function: newcomer.name.clone(), at: newcomer.at, on: bus.name, why });
+        }
+        self.check_places(&bus.name, device, &functions)?;
+        let specs: Vec<EndpointSpec> = functions.iter().map(|newcomer| newcomer.spec.clone()).collect();
+        self.check_bus_fit(on, &specs)?;
+        let number = self.planned_number(on).ok_or(PlugError::NoBus)?;
+        let places = match on {
+            Parent::RootComplex(_) => None,
+            Parent::Port(port) => {
+                let windows = self.hot_port(port)?.1.planned().windows;
+                let (taken, _) = self.siblings(on, windows, When::AfterReset);
+                let needs: Vec<_> = specs.iter().map(|spec| fit::needs(spec, true)).collect();
+                fit::place(windows, &taken, &needs).ok()
+            }
+        };
+        let programmed = self.programming(on, &functions, places.as_deref());
+        let ids = self.insert(on, number, functions, programmed);
+        self.settle(&ids, effects);
+        Ok(())
+    }
+
+    /// Takes the device at number `device` out of the bus on `on` at once: its functions read all ones from here on and never
+    /// come back. Returns them; none if there is none, or if it is a port.
+    pub fn unplug_from_bus(&mut self, on: Parent, device: u8, effects: &mut Vec<Effect>) -> Vec<(FunctionId, Shared)> {
+        let functions = self.bus(on).and_then(|mut bus| bus.devices.remove(&device)).unwrap_or_default();
+        let ids: Vec<FunctionId> = functions.into_iter().map(|(id, _)| id).collect();
+        if ids.iter().any(|id| self.endpoint(*id).is_none()) {
+            return Vec::new();
+        }
+        self.take_out(on, &ids, effects)
+    }
+
+    /// Segment and bus number on `on`, as planned, with device and function 0.
+    fn planned_number(&self, on: Parent) -> Option<Sbdf> {
+        match on {
+            Parent::RootComplex(root) => {
+                let root = self.roots.get(root)?;
+                Some(Sbdf { segment: root.segment, bdf: Bdf::new(root.buses.secondary, Devfn::ZERO) })
+            }
+            Parent::Port(port) => self.planned_bus(port).ok(),
+        }
+    }
+
+    /// What the devices on a bus have of `windows`, and what of theirs has no address there.
+    fn siblings(&self, on: Parent, windows: Windows, when: When) -> (Vec<Window>, fit::Needs) {
+        let (mut taken, mut unassigned) = (Vec::new(), Vec::new());
+        let inside = |at: u64, size: u64| {
+            [windows.memory, windows.prefetchable].into_iter().flatten().any(|window| window.contains(at, size))
+        };
+        for node in self.children(on).iter().filter_map(|id| self.nodes.get(id)) {
+            let What::Endpoint(shared) = &node.what else { continue };
+            let function = lock(shared);
+            let bars = function.bars();
+            let all = bars.specs().chain(bars.spec(ROM).map(|spec| (ROM, spec)));
+            for (bar, each) in all.filter(|(_, spec)| spec.is_memory()) {
+                let at = match when {
+                    When::Now => bars.address(bar),
+                    When::AfterReset if bar == ROM => node.programming.rom,
+                    When::AfterReset => node.programming.bars.get(usize::from(bar)).copied().flatten(),
+                };
+                match at.filter(|at| inside(*at, each.size)) {
+                    // A page is one device's.
+                    Some(base) => taken.push(Window { base, limit: (base | 0xFFF).max(base + (each.size - 1)) }),
+                    None if bar == ROM => unassigned.push((Resource::Rom, Need { each, count: 1 })),
+                    None => unassigned.push((Resource::Bar(bar), Need { each, count: 1 })),
+                }
+            }
+        }
+        (taken, unassigned)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+//! Devices that come to a conventional bus and leave it by ACPI, from the outside: a guest that drives the registers as ACPI's
+//! methods do.
+
+use tests::Guest;
+use tests::server::Server;
+
+/// Follows the registers of bus 2, on a machine with one bridge.
+fn follower(options: &str, pcie: &str) -> Guest {
+    Guest::new("slots").options(&format!("bus=2 {options}")).with(&["--memory", "64M", "--pcie", pcie])
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn devices_come_to_a_conventional_bus_and_leave_when_the_guest_lets_go() {
+    let mut server = Server::run(&follower("", "hot-plug=bridge-port"));
+    server.process.expect("slots 0");
+    assert_eq!(server.add("stub,id=a,bar0=64K:mem32,intx=A").0, 200);
+    server.process.expect("came 02:00.0 1b36:10bd pin 1, first 256 bytes alone");
+    assert_eq!(server.add("stub,id=b,bar0=1M:mem32,device=7,attach=pci").0, 200);
+    server.process.expect("came 02:07.0");
+    assert_eq!(server.add("stub,id=c,on=bridge0").0, 200);
+    server.process.expect("came 02:01.0");
+    assert_eq!(server.devices(), "a@bridge0 c@bridge0 b@bridge0");
+    server.refuses("stub,device=7", 409, &["device number 7 of the bus of bridge0", "27 of 30 device numbers free"]);
+    server.refuses("stub,device=30", 409, &["device number 30 of the bus of bridge0"]);
+    server.refuses("stub,attach=pcie", 409, &["no hot-plug port is free", "`bridge0` has 27 of 30"]);
+    server.refuses("stub,bar0=1G:mem32", 409, &["`bridge0`", "memory window lacks"]);
+    server.refuses("stub,on=bridge0-root", 409, &["not hot-pluggable"]);
+    assert_eq!(server.remove("b"), 204);
+    server.process.expect("let go of 02:07.0");
+    server.until("PUT vm.remove-device", r#"{"id":"b"}"#, 404);
+    assert_eq!(server.devices(), "a@bridge0 c@bridge0");
+    server.process.send("\n");
+    server.process.finish().expect_code(1).expect_output(&["came 3 left 1"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_removal_waits_for_the_guest_and_a_second_one_is_refused() {
+    let mut server = Server::run(&follower("eject=0", "bridges=1,bridge-slots=2").devices(&["stub,id=cold,on=bridge0"]));
+    server.process.expect("slots 0");
+    let functions = r#"{"banyan":["stub,id=f1,function=1,attach=pci","stub,id=f0,attach=pci"]}"#;
+    server.expect("PUT vm.add-device", functions, 200);
+    server.process.expect("came 02:01.0");
+    server.refuses("stub,attach=pci", 409, &["no device number is free on the bus of bridge0", "0 of 2 device numbers free"]);
+    for (name, place) in [("cold", "02:00.0"), ("f1", "02:01.0")] {
+        assert_eq!((server.remove(name), server.remove(name)), (204, 409));
+        server.process.expect(&format!("asked for {place}"));
+    }
+    assert_eq!(server.remove("f0"), 409, "it leaves with the other function");
+    assert_eq!(server.devices(), "cold@bridge0 f0@bridge0 f1@bridge0", "the guest keeps them");
+    server.process.send("\n");
+    server.process.finish().expect_code(1).expect_output(&["came 1 left 0"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn what_came_to_a_conventional_bus_is_there_after_a_reset_and_what_left_is_not() {
+    let guest = follower("", "hot-plug=bridge-port,cold-plug=bridge-port");
+    let mut server = Server::run(&guest.devices(&["stub,id=cold0,bar0=64K:mem32", "stub,id=cold1"]));
+    server.process.expect("slots 0");
+    assert_eq!(server.add("stub,id=late,bar0=1M:mem32").0, 200);
+    server.process.expect("came 02:02.0");
+    assert_eq!(server.remove("cold1"), 204);
+    server.process.expect("let go of 02:01.0");
+    server.until("PUT vm.remove-device", r#"{"id":"cold1"}"#, 404);
+    server.process.send("r");
+    server.process.expect("slots 0");
+    assert_eq!(server.devices(), "cold0@bridge0 late@bridge0");
+    let info = server.expect("GET vm.devices", "", 200);
+    assert!(info.contains(r#""bdf":"0000:02:02.0""#), "{info}");
+    assert_eq!(server.add("stub,id=again").0, 200);
+    server.process.expect("came 02:01.0");
+    assert_eq!(server.remove("late"), 204);
+    server.process.expect("let go of 02:02.0");
+    server.process.send("\n");
+    server.process.finish().expect_code(1).expect_output(&["came 1 left 1"]);
+}
+
+#[test]
+fn bridges_that_cannot_be_are_refused_with_the_limit() {
+    for (pcie, part) in [
+        ("hot-plug=bridge-port,bridges=0", "leave out bridges=0"),
+        ("bridges=16", "more than the 15"),
+        ("bridges=1,bridge-slots=33", "1 to 32 device numbers"),
+        ("bridge-slots=4", "give bridges=N"),
+    ] {
+        let guest = Guest::new("slots").with(&["--pcie", pcie, "--dry-run"]);
+        guest.run().expect_code(1).expect_error(&[part]);
+    }
+}

@@ -1,0 +1,220 @@
+//! Why a device cannot come or go, and how the API tells it.
+
+use api::error::{ApiError, ErrorKind};
+use pci::hierarchy::{PlugError, PortList};
+use pci::topology::{Name, TopologyError};
+use thiserror::Error;
+
+use crate::backends::BackendError;
+use crate::cdi::CdiError;
+use crate::endpoints::FunctionError;
+use crate::host::HostError;
+use crate::spec::{BesideError, SpecError};
+
+/// A device that cannot come or go.
+#[derive(Debug, Error)]
+pub enum HotPlugError {
+    /// The name is taken.
+    #[error("there is a device {name} already: give another id, or remove it first")]
+    Taken {
+        /// The name.
+        name: Name,
+    },
+    /// The name is still taken.
+    #[error("device {name} is being removed: add it when the guest has let go of it, or give another id")]
+    StillLeaves {
+        /// The name.
+        name: Name,
+    },
+    /// A port has the name.
+    #[error("{name} is the name of a port: give another id")]
+    NamedAsPort {
+        /// The name.
+        name: Name,
+    },
+    /// No device number is free.
+    #[error("no device number is free on the bus of {on}: remove a device first, or name another place (`on`); {ports}")]
+    BusFull {
+        /// The root complex or bridge.
+        on: Name,
+        /// What there is.
+        ports: PortList,
+    },
+    /// A device number that cannot be had.
+    #[error(
+        "device number {device} of the bus of {on} is taken, or none of {least} to {last}: leave it out, or take another; {ports}",
+        last = numbers.saturating_sub(1)
+    )]
+    Number {
+        /// Asked for.
+        device: u8,
+        /// The root complex or bridge.
+        on: Name,
+        /// Lowest number that takes devices.
+        least: u8,
+        /// One more than the highest.
+        numbers: u8,
+        /// What there is.
+        ports: PortList,
+    },
+    /// No conventional bus takes devices.
+    #[error("no conventional bus takes devices: start the machine with --pcie hot-plug=bridge-port; {ports}")]
+    NoBridge {
+        /// What there is.
+        ports: PortList,
+    },
+    /// What a virtio device uses of the host.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// No function at all.
+    #[error("a device without functions cannot be added")]
+    Nothing,
+    /// Another device than the first.
+    #[error(
+        "a device that is added becomes device 0 below its port, not device {device}: leave out `device`, which is for conventional buses"
+    )]
+    Place {
+        /// Device number asked for.
+        device: u8,
+    },
+    /// Functions that form no device.
+    #[error(
+        "functions {numbers} are no device: software looks for function 0 first, and each number can be there once; leave out `function` for a device with one"
+    )]
+    Numbers {
+        /// Numbers asked for, in this order.
+        numbers: String,
+    },
+    /// Functions at several ports.
+    #[error("the functions of one device cannot be on both {one} and {other}: leave out `on` but for the first")]
+    Ports {
+        /// One port.
+        one: String,
+        /// Another one.
+        other: String,
+    },
+    /// The host function is in this machine already.
+    #[error("device {name} is the host function that this machine has as {there}")]
+    Twice {
+        /// The new one.
+        name: Name,
+        /// The one that is there.
+        there: Name,
+    },
+    /// More than one function.
+    #[error(
+        "{device} stands for {functions} host functions that are not one device with a function 0: add them one by one, by their addresses"
+    )]
+    Several {
+        /// As given.
+        device: String,
+        /// How many.
+        functions: usize,
+    },
+    /// CDI files.
+    #[error(transparent)]
+    Cdi(#[from] CdiError),
+    /// No device of that name.
+    #[error("there is no device {name}; `banyan ctl list` shows those that there are")]
+    Unknown {
+        /// The name.
+        name: Name,
+    },
+    /// A second request.
+    #[error("device {name} is being removed already")]
+    LeavesAlready {
+        /// The name.
+        name: Name,
+    },
+    /// No slot that it could leave.
+    #[error("device {name} does not hang on a hot-plug port: it stays until the machine ends")]
+    Fixed {
+        /// The name.
+        name: Name,
+    },
+    /// No port of that name.
+    #[error("there is no port {wanted}; {ports}")]
+    NoPort {
+        /// Asked for.
+        wanted: String,
+        /// What there is.
+        ports: PortList,
+    },
+    /// All ports are taken.
+    #[error("no hot-plug port is free: remove a device, or start the machine with more (--pcie root-ports=N); {ports}")]
+    NoneFree {
+        /// What there is.
+        ports: PortList,
+    },
+    /// The port refuses.
+    #[error(transparent)]
+    Plug(#[from] PlugError),
+    /// The host.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The device's configuration.
+    #[error(transparent)]
+    Spec(SpecError),
+    /// A name of the wrong form.
+    #[error(transparent)]
+    Name(TopologyError),
+    /// A device that is there already in its way.
+    #[error(transparent)]
+    Beside(#[from] BesideError),
+    /// The function.
+    #[error(transparent)]
+    Make(#[from] FunctionError),
+}
+
+impl HotPlugError {
+    /// As the API tells it.
+    #[must_use]
+    pub fn for_client(&self) -> ApiError {
+        let kind = match self {
+            Self::Unknown { .. } | Self::NoPort { .. } => ErrorKind::NotFound,
+            Self::Taken { .. }
+            | Self::StillLeaves { .. }
+            | Self::NamedAsPort { .. }
+            | Self::Twice { .. }
+            | Self::LeavesAlready { .. }
+            | Self::NoneFree { .. }
+            | Self::BusFull { .. }
+            | Self::Number { .. }
+            | Self::NoBridge { .. }
+            | Self::Plug(_) => ErrorKind::Conflict,
+            Self::Beside(error) => error.kind(),
+            Self::Nothing
+            | Self::Place { .. }
+            | Self::Numbers { .. }
+            | Self::Ports { .. }
+            | Self::Fixed { .. }
+            | Self::Several { .. }
+            | Self::Cdi(_)
+            | Self::Host(_)
+            | Self::Backend(_)
+            | Self::Name(_)
+            // Files, taps and servers that a client named.
+            | Self::Make(FunctionError::Backend(_) | FunctionError::Block(_) | FunctionError::Net(_) | FunctionError::Remote(_))
+            | Self::Spec(_) => ErrorKind::BadRequest,
+            Self::Make(_) => ErrorKind::Internal,
+        };
+        ApiError::from_error(kind, self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_the_wrong_form_is_the_clients_mistake_and_a_place_that_is_taken_a_conflict() {
+        let name = Name::from("../x").check().map_err(HotPlugError::Name).unwrap_err();
+        assert_eq!(name.for_client().kind, ErrorKind::BadRequest);
+        let taken = HotPlugError::from(BesideError::Vsock { there: Name::from("vsock0") });
+        assert_eq!(taken.for_client().kind, ErrorKind::Conflict);
+        let path = "/nonexistent".into();
+        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let missing = HotPlugError::Make(BackendError::Disk { path, readonly: false, source }.into());
+        assert_eq!(missing.for_client().kind, ErrorKind::BadRequest);
+    }
+}
