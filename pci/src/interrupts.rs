@@ -1,6 +1,8 @@
 //! Decides how an emulated function's interrupt reaches the guest: by MSI-X if that is enabled, else by MSI, else as a level
 //! on its INTx wire. Shared by the function, which has the registers, and its workers, which raise.
 
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::access::{Access, Lanes, Reg};
@@ -8,7 +10,7 @@ use crate::mirror::Mirror;
 use crate::msi::Msi;
 use crate::msix_table::MsixTable;
 use crate::regs::{command, header, status};
-use crate::seams::{IntxLine, MsiMessage, MsiPort};
+use crate::seams::{IntxLine, MsiEvent, MsiMessage, MsiPort};
 
 /// Interrupt state of one emulated function.
 pub struct Interrupts {
@@ -28,8 +30,18 @@ struct State {
     /// Level on the wire.
     level: bool,
     intx_disabled: bool,
+    /// What others raise.
+    events: BTreeMap<usize, Event>,
     /// Where the registers that are kept here are shown, with the other bits of the low status byte.
     mirror: Option<(Arc<dyn Mirror>, u32)>,
+}
+
+/// A vector that others raise through an eventfd.
+struct Event {
+    vector: u16,
+    event: Box<dyn MsiEvent>,
+    /// What a signal delivers at this moment.
+    delivers: Option<MsiMessage>,
 }
 
 /// Sends messages while bus mastering is on.
@@ -69,6 +81,7 @@ impl Interrupts {
             asserted: false,
             level: false,
             intx_disabled: false,
+            events: BTreeMap::new(),
             mirror: None,
         };
         Arc::new(Self { state: Mutex::new(state), msi_at, msix_at })
@@ -103,6 +116,33 @@ impl Interrupts {
         state.asserted = false;
         self.show(&state);
         state.drive();
+    }
+
+    /// Lets others raise `vector` by signals of an eventfd, which are messages while MSI-X is enabled, the vector is open and
+    /// bus mastering is on. At other times, and if false is returned always, they stay in the eventfd: who holds it looks at
+    /// it and calls [`Interrupts::raise`]. `key` names the eventfd, in place of an earlier one.
+    pub fn add_event(&self, key: usize, vector: u16, event: Arc<dyn AsFd + Send + Sync>) -> bool {
+        let mut state = self.state();
+        state.events.remove(&key);
+        let Some(event) = state.sender.port.event(event) else { return false };
+        state.events.insert(key, Event { vector, event, delivers: None });
+        state.follow_events();
+        true
+    }
+
+    /// Signals of the eventfd `key` raise another vector.
+    pub fn move_event(&self, key: usize, vector: u16) {
+        let mut state = self.state();
+        if let Some(event) = state.events.get_mut(&key) {
+            event.vector = vector;
+            state.follow_events();
+        }
+    }
+
+    /// Signals of the eventfd `key` deliver nothing any more.
+    pub fn remove_event(&self, key: usize) {
+        let removed = self.state().events.remove(&key);
+        drop(removed);
     }
 
     /// The bits of dword `reg` that are kept here, and their value: MSI registers, MSI-X message control, interrupt status.
@@ -141,6 +181,7 @@ impl Interrupts {
         }
         self.show(state);
         state.drive();
+        state.follow_events();
     }
 
     /// Bytes of configuration space that are kept here: the low status byte, MSI registers, MSI-X message control.
@@ -195,6 +236,7 @@ impl Interrupts {
         {
             state.sender.send(message);
         }
+        state.follow_events();
     }
 
     /// Reads the MSI-X pending bits at byte `offset`; all ones without them.
@@ -219,6 +261,7 @@ impl Interrupts {
         }
         self.show(&state);
         state.drive();
+        state.follow_events();
     }
 
     /// Gives the function a wire, in place of an earlier one, which is lowered.
@@ -239,6 +282,7 @@ impl Interrupts {
         let mut state = self.state();
         state.intx = None;
         state.mirror = None;
+        state.events.clear();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -278,13 +322,25 @@ impl State {
         }
         self.level = level;
     }
+
+    /// Has eventfds deliver what their vectors would send at this moment.
+    fn follow_events(&mut self) {
+        for event in self.events.values_mut() {
+            let msix = self.msix.as_ref().filter(|msix| self.sender.on && msix.open(event.vector));
+            let message = msix.and_then(|msix| msix.entry(event.vector)).map(|(message, _)| message);
+            if message != event.delivers {
+                // What could not be done is tried again at the next change.
+                event.delivers = if event.event.deliver(message) { message } else { None };
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::access::Lanes;
-    use crate::testing::{FakeIntx, FakeMsi};
+    use crate::testing::{FakeEvent, FakeIntx, FakeMsi};
 
     const MSI_AT: u8 = 0x50;
     const MSIX_AT: u8 = 0x70;
@@ -397,6 +453,57 @@ mod tests {
         let low = Access { reg: high.reg, lanes: Lanes::new(0, 2) };
         bench.interrupts.config_written(low, 0, 0);
         assert_eq!(bench.interrupts.overlay(high.reg), Some((0xFFFF_0000, 0xC000_0000 | 299 << 16)));
+    }
+
+    #[test]
+    fn an_eventfd_delivers_what_its_open_vector_sends() {
+        let bench = bench(None, Some(MsixTable::new(3).unwrap()));
+        let entry = |vector: u64, data: u32, masked: u32| {
+            bench.interrupts.write_table(16 * vector + 8, &data.to_le_bytes());
+            bench.interrupts.write_table(16 * vector + 12, &masked.to_le_bytes());
+        };
+        let delivered = || bench.sent.events().iter().map(|event| event.map(|message| message.data)).collect::<Vec<_>>();
+        let control = |bits: u16| bench.write(MSIX_AT, u32::from(bits) << 16);
+        assert!(bench.interrupts.add_event(7, 1, Arc::new(FakeEvent::new().unwrap())));
+        entry(1, 5, 0);
+        assert_eq!(delivered(), [None], "MSI-X is off");
+        control(MsixTable::ENABLE);
+        assert_eq!(delivered(), [Some(5)]);
+        entry(1, 6, 0);
+        assert_eq!(delivered(), [Some(6)]);
+        entry(1, 6, 1);
+        assert_eq!(delivered(), [None], "masked");
+        bench.interrupts.raise(1);
+        assert_eq!((bench.data(), bench.sent.events()), (vec![], vec![None]), "what its holder raises is pending");
+        entry(1, 6, 0);
+        assert_eq!((bench.data(), delivered()), (vec![6], vec![Some(6)]));
+        control(MsixTable::ENABLE | MsixTable::FUNCTION_MASK);
+        assert_eq!(delivered(), [None]);
+        control(MsixTable::ENABLE);
+        bench.command(0);
+        assert_eq!(delivered(), [None], "no bus mastering");
+        bench.command(command::BUS_MASTER);
+        bench.interrupts.move_event(7, 2);
+        assert_eq!(delivered(), [None], "another vector, which is masked");
+        entry(2, 9, 0);
+        bench.interrupts.move_event(7, 0xFFFF);
+        assert_eq!(delivered(), [None], "no vector");
+        bench.interrupts.move_event(7, 2);
+        assert_eq!(delivered(), [Some(9)]);
+        bench.interrupts.reset();
+        assert_eq!(delivered(), [None]);
+        bench.interrupts.remove_event(7);
+        assert_eq!(delivered(), []);
+    }
+
+    #[test]
+    fn eventfds_that_nobody_takes_are_left_to_their_holder() {
+        struct Plain;
+        impl MsiPort for Plain {
+            fn send(&self, _: MsiMessage) {}
+        }
+        let interrupts = Interrupts::new(Messages::default(), Arc::new(Plain), None);
+        assert!(!interrupts.add_event(0, 0, Arc::new(FakeEvent::new().unwrap())));
     }
 
     #[test]

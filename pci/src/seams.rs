@@ -1,6 +1,7 @@
 //! How functions reach interrupts and memory: traits that the machine implements, and fakes for tests.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -19,6 +20,18 @@ pub struct MsiMessage {
 pub trait MsiPort: Send + Sync {
     /// Delivers `message` now; a message that no interrupt controller takes is dropped.
     fn send(&self, message: MsiMessage);
+    /// Takes an eventfd through which others raise an interrupt. `None` if there is no such way, or none is left: then its
+    /// signals are for who holds it to see.
+    fn event(&self, _event: Arc<dyn AsFd + Send + Sync>) -> Option<Box<dyn MsiEvent>> {
+        None
+    }
+}
+
+/// An eventfd through which others raise an interrupt. It delivers nothing at first, and nothing once it is dropped.
+pub trait MsiEvent: Send + Sync {
+    /// Each signal delivers `message` from here on; `None` leaves signals in the eventfd. False if that cannot be done: they
+    /// are left there, too.
+    fn deliver(&mut self, message: Option<MsiMessage>) -> bool;
 }
 
 /// Hands out interrupt vectors that hardware or another process can fire through an eventfd.

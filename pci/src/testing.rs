@@ -1,5 +1,6 @@
 //! In-memory stand-ins for the traits in [`crate::seams`], which record what they are told, and an endpoint that does nothing.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -10,26 +11,60 @@ use crate::bar::{BarIndex, Bars};
 use crate::emulated::{Emulated, EmulatedError, EmulatedSpec};
 use crate::errors::{PcieError, Recorded};
 use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind};
-use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiMessage, MsiPort, MsiRoutes, MsiVector};
+use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiRoutes, MsiVector};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Records the messages sent.
+/// Records the messages sent, and takes eventfds, whose signals it leaves in them.
 #[derive(Debug, Default)]
-pub struct FakeMsi(Mutex<Vec<MsiMessage>>);
+pub struct FakeMsi {
+    sent: Mutex<Vec<MsiMessage>>,
+    events: Arc<Mutex<BTreeMap<usize, Option<MsiMessage>>>>,
+}
 
 impl FakeMsi {
     /// What was sent since the last call.
     pub fn take(&self) -> Vec<MsiMessage> {
-        std::mem::take(&mut *lock(&self.0))
+        std::mem::take(&mut *lock(&self.sent))
+    }
+
+    /// What signals of each eventfd that it has would deliver, in the order in which it got them.
+    #[must_use]
+    pub fn events(&self) -> Vec<Option<MsiMessage>> {
+        lock(&self.events).values().copied().collect()
     }
 }
 
 impl MsiPort for FakeMsi {
     fn send(&self, message: MsiMessage) {
-        lock(&self.0).push(message);
+        lock(&self.sent).push(message);
+    }
+
+    fn event(&self, _: Arc<dyn AsFd + Send + Sync>) -> Option<Box<dyn MsiEvent>> {
+        let mut events = lock(&self.events);
+        let key = events.last_key_value().map_or(0, |(last, _)| last + 1);
+        events.insert(key, None);
+        Some(Box::new(FakeMsiEvent { events: Arc::clone(&self.events), key }))
+    }
+}
+
+struct FakeMsiEvent {
+    events: Arc<Mutex<BTreeMap<usize, Option<MsiMessage>>>>,
+    key: usize,
+}
+
+impl MsiEvent for FakeMsiEvent {
+    fn deliver(&mut self, message: Option<MsiMessage>) -> bool {
+        lock(&self.events).insert(self.key, message);
+        true
+    }
+}
+
+impl Drop for FakeMsiEvent {
+    fn drop(&mut self) {
+        lock(&self.events).remove(&self.key);
     }
 }
 

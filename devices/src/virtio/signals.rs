@@ -1,6 +1,7 @@
 //! How a virtio device tells its driver something: used buffers, and that it gave up. Shared by the function, which has the
 //! registers, and its workers.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
@@ -45,6 +46,18 @@ impl Signals {
         }
     }
 
+    /// Lets another process tell of used buffers of queue `queue` by signals of `event`, until the result is dropped. Those that
+    /// stay in it (see [`Interrupts::add_event`]) are for the caller, who calls [`Signals::used`].
+    #[must_use]
+    pub fn told_by(self: &Arc<Self>, queue: usize, event: Arc<dyn AsFd + Send + Sync>) -> Told {
+        let vector = || self.queue_vectors.get(queue).map_or(NO_VECTOR, |vector| vector.load(Ordering::Acquire));
+        if self.interrupts.add_event(queue, vector(), event) {
+            // The driver may have chosen another meanwhile.
+            self.interrupts.move_event(queue, vector());
+        }
+        Told { interrupts: self.interrupts.clone(), queue }
+    }
+
     /// The device configuration has changed (virtio 1.2 2.3).
     pub fn config_changed(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
@@ -85,8 +98,9 @@ impl Signals {
     /// Sets the vectors that the driver chose.
     pub fn set_vectors(&self, config: u16, queues: impl Iterator<Item = u16>) {
         self.config_vector.store(config, Ordering::Release);
-        for (kept, vector) in self.queue_vectors.iter().zip(queues) {
+        for (queue, (kept, vector)) in self.queue_vectors.iter().zip(queues).enumerate() {
             kept.store(vector, Ordering::Release);
+            self.interrupts.move_event(queue, vector);
         }
     }
 
@@ -105,5 +119,17 @@ impl Signals {
         if vector != NO_VECTOR {
             self.interrupts.raise(vector);
         }
+    }
+}
+
+/// Another process can tell the driver of used buffers, as long as this lives.
+pub struct Told {
+    interrupts: Arc<Interrupts>,
+    queue: usize,
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.interrupts.remove_event(self.queue);
     }
 }

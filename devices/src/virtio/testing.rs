@@ -70,6 +70,11 @@ impl<D: Device> Driver<D> {
         driver
     }
 
+    /// The messages that signals of other processes' eventfds deliver.
+    pub(super) fn events(&self) -> Vec<Option<u32>> {
+        self.msi.events().iter().map(|event| event.map(|message| message.data)).collect()
+    }
+
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
         self.function.bar_write(0, offset, data);
     }

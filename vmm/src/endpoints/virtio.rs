@@ -14,16 +14,17 @@ use devices::virtio::rng::Rng;
 use devices::virtio::vhost_user::RemoteFunction;
 use devices::virtio::vsock::{Vsock, VsockSpec};
 use devices::virtio::{Device, Memory, VirtioFunction};
-use pci::function::Shared;
+use pci::function::{FunctionId, Shared};
 use pci::seams::MsiPort;
 
 use super::{Factory, FunctionError};
 use crate::backends::{Backend, offloads};
+use crate::kvm::RoutedMsi;
 use crate::spec::Virtio;
 
 impl Factory {
     /// The device `name`, for which the host's side is open or can be opened.
-    pub(super) fn virtio(&self, name: &str, device: &Virtio) -> Result<Shared, FunctionError> {
+    pub(super) fn virtio(&self, id: FunctionId, name: &str, device: &Virtio) -> Result<Shared, FunctionError> {
         let memory = self.memory.clone();
         let msi = Arc::clone(&self.msi);
         let backend = self.backends.get(name, device)?;
@@ -53,6 +54,7 @@ impl Factory {
                 Arc::new(Mutex::new(NetFunction::new(name, spec, memory, msi)?))
             }
             (Virtio::Disk(_) | Virtio::Net(_) | Virtio::Folder(_), Backend::Server(server, spec)) => {
+                let msi = Arc::new(RoutedMsi::new(self.vm.fd(), self.routes.clone(), id, name));
                 Arc::new(Mutex::new(RemoteFunction::new(name, &spec, server, memory, msi)?))
             }
             (Virtio::Console(_), _) => {

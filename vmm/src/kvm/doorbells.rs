@@ -4,13 +4,13 @@
 //! virt/kvm/eventfd.c, `kvm_assign_ioeventfd`, KVM_FAST_MMIO_BUS).
 
 use std::io;
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use thiserror::Error;
-use vmm_sys_util::eventfd::EventFd;
+
+use super::as_event;
 
 /// The VM's doorbells.
 pub struct Doorbells {
@@ -46,13 +46,6 @@ impl Doorbells {
     pub const fn in_use(&self) -> u32 {
         self.in_use
     }
-}
-
-/// The type that kvm-ioctls wants.
-fn as_event(event: BorrowedFd<'_>) -> ManuallyDrop<EventFd> {
-    // SAFETY: the descriptor is open as long as the borrow, which outlives every use of the result in this module, and is
-    // not closed with it.
-    ManuallyDrop::new(unsafe { EventFd::from_raw_fd(event.as_raw_fd()) })
 }
 
 /// A doorbell that KVM does not take.

@@ -1,8 +1,8 @@
-//! Interrupt routes: which GSI delivers what. Hands out vectors that VFIO fires through eventfds.
+//! Interrupt routes: which GSI delivers what. Hands out vectors that VFIO and other processes fire through eventfds.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::{
@@ -12,7 +12,10 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use pci::function::FunctionId;
 use pci::seams::{MsiError, MsiMessage, MsiRoutes, MsiVector};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use rustix::event::{EventfdFlags, eventfd};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::as_event;
 
 /// Pins of the I/O APIC: GSIs 0 to 23.
 const IOAPIC_PINS: u32 = 24;
@@ -45,6 +48,15 @@ impl GsiTable {
     #[must_use]
     pub fn vectors_in_use(&self) -> usize {
         self.0.lock().messages.len()
+    }
+
+    /// A vector for `who` that is fired through `event`.
+    pub fn vector_of(&self, who: FunctionId, event: Arc<dyn AsFd + Send + Sync>) -> Result<Box<dyn MsiVector>, MsiError> {
+        let mut routes = self.0.lock();
+        let free = (IOAPIC_PINS..IOAPIC_PINS + VECTORS).find(|gsi| !routes.messages.contains_key(gsi));
+        let gsi = free.ok_or(MsiError::Exhausted { who, limit: VECTORS })?;
+        routes.messages.insert(gsi, None);
+        Ok(Box::new(Vector { table: Arc::clone(&self.0), gsi, event, attached: false }))
     }
 
     /// How many times the table was given to KVM.
@@ -86,20 +98,16 @@ impl Table {
 
 impl MsiRoutes for GsiTable {
     fn vector(&self, who: FunctionId) -> Result<Box<dyn MsiVector>, MsiError> {
-        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
-            .map_err(|source| MsiError::Kernel { what: "create an eventfd for an interrupt", source })?;
-        let mut routes = self.0.lock();
-        let free = (IOAPIC_PINS..IOAPIC_PINS + VECTORS).find(|gsi| !routes.messages.contains_key(gsi));
-        let gsi = free.ok_or(MsiError::Exhausted { who, limit: VECTORS })?;
-        routes.messages.insert(gsi, None);
-        Ok(Box::new(Vector { table: Arc::clone(&self.0), gsi, event, attached: false }))
+        let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .map_err(|error| MsiError::Kernel { what: "create an eventfd for an interrupt", source: error.into() })?;
+        self.vector_of(who, Arc::new(event))
     }
 }
 
 struct Vector {
     table: Arc<Table>,
     gsi: u32,
-    event: EventFd,
+    event: Arc<dyn AsFd + Send + Sync>,
     attached: bool,
 }
 
@@ -110,8 +118,8 @@ impl MsiVector for Vector {
 
     fn mask(&mut self, masked: bool) -> Result<(), MsiError> {
         if masked == self.attached {
-            let vm = &self.table.vm;
-            let done = if masked { vm.unregister_irqfd(&self.event, self.gsi) } else { vm.register_irqfd(&self.event, self.gsi) };
+            let (vm, event) = (&self.table.vm, as_event(self.event.as_fd()));
+            let done = if masked { vm.unregister_irqfd(&event, self.gsi) } else { vm.register_irqfd(&event, self.gsi) };
             done.map_err(|error| MsiError::Kernel { what: "attach an interrupt to its eventfd", source: error.into() })?;
             self.attached = !masked;
         }
@@ -119,13 +127,13 @@ impl MsiVector for Vector {
     }
 
     fn pending(&self) -> bool {
-        let mut poll = [rustix::event::PollFd::from_borrowed_fd(borrow(&self.event), rustix::event::PollFlags::IN)];
+        let mut poll = [rustix::event::PollFd::from_borrowed_fd(self.event.as_fd(), rustix::event::PollFlags::IN)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         !self.attached && rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     fn event(&self) -> BorrowedFd<'_> {
-        borrow(&self.event)
+        self.event.as_fd()
     }
 }
 

@@ -1,16 +1,19 @@
 //! Interrupts that Banyan itself raises: messages, edges and shared level-triggered wires.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use devices::complaints::Complaints;
 use kvm_bindings::kvm_msi;
 use kvm_ioctls::VmFd;
-use pci::seams::{IntxEvents, IntxLine, MsiMessage, MsiPort};
+use log::Level;
+use pci::function::FunctionId;
+use pci::seams::{IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiVector};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::gsi::{borrow, halves};
+use super::gsi::{GsiTable, borrow, halves};
 
 /// Sends messages by KVM_SIGNAL_MSI: no route, no eventfd.
 pub struct SignalMsi(pub Arc<VmFd>);
@@ -22,6 +25,62 @@ impl MsiPort for SignalMsi {
         // A message that no local APIC takes is the guest's own doing; on hardware it is lost as well.
         let _ = self.0.signal_msi(msi);
     }
+}
+
+/// As [`SignalMsi`], for a function whose interrupts other processes raise as well: KVM delivers what they signal, by a route
+/// and an irqfd for each of them.
+pub struct RoutedMsi {
+    sender: SignalMsi,
+    routes: GsiTable,
+    id: FunctionId,
+    name: Arc<str>,
+    complaints: Arc<Mutex<Complaints>>,
+}
+
+impl RoutedMsi {
+    /// For the function `id`, which is called `name` in messages.
+    #[must_use]
+    pub fn new(vm: Arc<VmFd>, routes: GsiTable, id: FunctionId, name: &str) -> Self {
+        Self { sender: SignalMsi(vm), routes, id, name: name.into(), complaints: Arc::default() }
+    }
+}
+
+impl MsiPort for RoutedMsi {
+    fn send(&self, message: MsiMessage) {
+        self.sender.send(message);
+    }
+
+    fn event(&self, event: Arc<dyn AsFd + Send + Sync>) -> Option<Box<dyn MsiEvent>> {
+        let vector = self.routes.vector_of(self.id, event);
+        let vector = vector.inspect_err(|error| complain(&self.complaints, &self.name, error)).ok()?;
+        Some(Box::new(Routed { vector, name: Arc::clone(&self.name), complaints: Arc::clone(&self.complaints) }))
+    }
+}
+
+struct Routed {
+    vector: Box<dyn MsiVector>,
+    name: Arc<str>,
+    complaints: Arc<Mutex<Complaints>>,
+}
+
+impl MsiEvent for Routed {
+    fn deliver(&mut self, message: Option<MsiMessage>) -> bool {
+        let done = match message {
+            Some(message) => self.vector.program(message).and_then(|()| self.vector.mask(false)),
+            None => self.vector.mask(true),
+        };
+        if let Err(error) = &done {
+            complain(&self.complaints, &self.name, error);
+            // Else it would deliver what it did before.
+            let _ = self.vector.mask(true);
+        }
+        done.is_ok()
+    }
+}
+
+fn complain(complaints: &Mutex<Complaints>, name: &str, error: &MsiError) {
+    let text = format_args!("{name}: an interrupt of its server passes through this process");
+    complaints.lock().unwrap_or_else(PoisonError::into_inner).add_error(Level::Warn, text, error);
 }
 
 /// An edge-triggered pin, such as the serial port's.

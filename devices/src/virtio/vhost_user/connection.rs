@@ -21,9 +21,9 @@ use vhost::vhost_user::{Frontend, FrontendReqHandler, HandlerResult, VhostUserFr
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_queue::QueueT;
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap};
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::virtio::ring::{Memory, Ring};
+use crate::virtio::worker::Bell;
 
 /// The longest that a conversation may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -189,7 +189,7 @@ impl Connection {
         features: u64,
         memory: &Memory,
         rings: &[Ring],
-        calls: &[EventFd],
+        calls: &[Arc<Bell>],
         enabled: &AtomicUsize,
     ) -> Result<(), ConnectionError> {
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
@@ -218,7 +218,7 @@ impl Connection {
             frontend.set_vring_num(index, queue.size()).map_err(refused)?;
             frontend.set_vring_addr(index, &addresses).map_err(refused)?;
             frontend.set_vring_base(index, queue.next_avail()).map_err(refused)?;
-            frontend.set_vring_call(index, call).map_err(refused)?;
+            frontend.set_vring_call(index, call.event()).map_err(refused)?;
             frontend.set_vring_kick(index, ring.bell().event()).map_err(refused)?;
         }
         if kept != 0 {

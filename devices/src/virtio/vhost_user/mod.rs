@@ -22,7 +22,6 @@ use std::sync::{Arc, Mutex};
 use pci::seams::MsiPort;
 use thiserror::Error;
 use virtio_bindings::{virtio_blk, virtio_net};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::feature;
 use super::function::{Device, Start, VirtioError, VirtioFunction};
@@ -251,7 +250,7 @@ impl Device for Remote {
         let (count, enabled) = self.rings(start.features);
         let control = start.ring(count);
         start.rings.retain(|ring| ring.index() < count);
-        let calls = start.rings.iter().map(|_| EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)).collect::<io::Result<Vec<_>>>()?;
+        let calls = start.rings.iter().map(|_| Bell::new().map(Arc::new)).collect::<io::Result<Vec<_>>>()?;
         let (bell, enabled) = (Arc::new(Bell::new()?), Arc::new(AtomicUsize::new(enabled)));
         let crew = start.crew.clone();
         let relay = Relay {

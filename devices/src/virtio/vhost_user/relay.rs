@@ -1,13 +1,11 @@
 //! What is done between a server and the driver, from `DRIVER_OK` to the reset: hands the rings over, passes interrupts and
 //! changes of the configuration on, sees the server end, and takes the rings back.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use log::Level;
 use rustix::event::{PollFd, PollFlags, poll};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::connection::{Connection, ConnectionError};
 use super::server::{Server, ServerError};
@@ -25,7 +23,9 @@ pub(super) struct Relay {
     pub(super) enabled: Arc<AtomicUsize>,
     /// Of all starts of the device, which a guest can repeat.
     pub(super) complaints: Arc<Mutex<Complaints>>,
-    pub(super) calls: Vec<EventFd>,
+    /// By which the server tells of used buffers of each ring. KVM takes them where it can, and no thread of this process wakes
+    /// up; what it leaves, while a vector is masked for one, is passed on here.
+    pub(super) calls: Vec<Arc<Bell>>,
     pub(super) bell: Arc<Bell>,
 }
 
@@ -40,6 +40,8 @@ enum Ended {
 impl Relay {
     /// Works until `stop` says so or the server is gone. While it is held, the server has no rings.
     pub(super) fn run(mut self, stop: &Stop) {
+        let rings = self.start.rings.iter().zip(&self.calls);
+        let _told: Vec<_> = rings.map(|(ring, call)| self.start.signals.told_by(ring.index(), call.clone())).collect();
         let mut again = false;
         while !stop.ends() && self.serve(stop, again) {
             again = true;
@@ -67,6 +69,7 @@ impl Relay {
             Ended::Stopped => match connection.stop(&self.start.rings) {
                 Ok(positions) => {
                     self.start.rings.iter_mut().zip(positions).for_each(|(ring, position)| ring.rewind(position));
+                    self.pass_on();
                     true
                 }
                 Err(error) => {
@@ -102,8 +105,7 @@ impl Relay {
     /// Signals the driver when the server says so.
     fn relay(&self, connection: &Connection, stop: &Stop) -> Ended {
         while !stop.stopped() && !stop.held() {
-            let calls = self.calls.iter().map(borrow);
-            let mut waited: Vec<_> = calls.map(|call| PollFd::from_borrowed_fd(call, PollFlags::IN)).collect();
+            let mut waited: Vec<_> = self.calls.iter().map(|call| PollFd::new(&**call, PollFlags::IN)).collect();
             waited.push(PollFd::new(&*self.bell, PollFlags::IN));
             waited.push(PollFd::new(connection, PollFlags::RDHUP));
             waited.extend(connection.requests().map(|requests| PollFd::new(requests, PollFlags::IN)));
@@ -113,12 +115,7 @@ impl Relay {
             }
             let said = |at: usize| waited.get(at).is_some_and(|entry| !entry.revents().is_empty());
             let (gone, asked) = (said(self.calls.len() + 1), said(self.calls.len() + 2));
-            for (ring, call) in self.start.rings.iter().zip(&self.calls) {
-                // Fails when nothing was said.
-                if call.read().is_ok() {
-                    self.start.signals.used(ring.index());
-                }
-            }
+            self.pass_on();
             if stop.stopped() || stop.held() {
                 break;
             }
@@ -129,6 +126,16 @@ impl Relay {
         Ended::Stopped
     }
 
+    /// Signals the driver for what the server said and KVM left.
+    fn pass_on(&self) {
+        for (ring, call) in self.start.rings.iter().zip(&self.calls) {
+            // Fails when nothing was said.
+            if call.event().read().is_ok() {
+                self.start.signals.used(ring.index());
+            }
+        }
+    }
+
     /// Takes in what the server asks for: that its configuration is read again.
     fn follow(&self, connection: &Connection) -> Result<(), ConnectionError> {
         if connection.config_changed()? && self.server.read_config()? {
@@ -136,9 +143,4 @@ impl Relay {
         }
         Ok(())
     }
-}
-
-fn borrow(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the descriptor is open as long as `event`, which outlives the borrow.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

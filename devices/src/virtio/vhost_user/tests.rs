@@ -223,6 +223,19 @@ fn case_g7_what_both_sides_know_is_negotiated() {
 }
 
 #[test]
+fn the_server_s_interrupts_are_delivered_by_the_machine_from_the_start_to_the_reset() {
+    let server = serve(GOOD);
+    let mut driver = started(&server);
+    driver.wait("both queues to have their messages", |driver| driver.events() == [Some(0x41), Some(0x42)]);
+    driver.write(0x100C + 32, &[1, 0, 0, 0]);
+    assert_eq!(driver.events(), [Some(0x41), None], "its vector is masked");
+    driver.write(0x14, &[0]);
+    assert_eq!(driver.events(), []);
+    drop(driver);
+    server.end();
+}
+
+#[test]
 fn a_server_that_has_rings_hears_of_memory_that_came() {
     let server = serve(GOOD);
     let connection = server.meet(&folder()).unwrap();
