@@ -84,7 +84,7 @@ fn main() {
         ("127 switches below each other", chain()),
     ] {
         let root = RootComplexSpec { name: "rc0".into(), segment: 0, node: None, first_bus: None };
-        let topology = Topology { root_complexes: vec![root], nodes };
+        let topology = Topology { root_complexes: vec![root], nodes, ..Topology::default() };
         let mut buses = 0;
         let mut times: Vec<Duration> = (0..ROUNDS)
             .map(|_| {

@@ -417,6 +417,8 @@ struct RunArguments {
     ///                        off) or button (as orderly, an attention button
     ///                        asks the guest to do so) [default: surprise]
     ///   root-hot-plug=on     what comes without a port comes to the root bus
+    ///   bus0-free=N          numbers of the root bus that stay free for it at
+    ///                        the start: root ports share numbers if need be
     #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>, help_heading = PCIE, verbatim_doc_comment)]
     pcie: Option<PcieConfig>,
 

@@ -4,10 +4,12 @@
 //! The guest sets its own pace. A request is answered when the guest has been told; what a device held is given back when the
 //! guest has taken note, or after a deadline.
 
+mod coming;
 pub(crate) mod newcomer;
 mod refusal;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::time::{Duration, Instant};
 
 use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
@@ -25,7 +27,8 @@ use crate::listing;
 use crate::machine::Machine;
 use crate::spec::{self, Endpoint, Spec, Virtio};
 
-use newcomer::{Found, Wish};
+pub use coming::{Coming, ComingDevices};
+use newcomer::Wish;
 pub use refusal::HotPlugError;
 
 /// How long a guest may take to let go of a device that it was asked for.
@@ -37,6 +40,7 @@ const NOTE: Duration = Duration::from_secs(10);
 pub struct HotPlug {
     endpoints: BTreeMap<Name, Endpoint>,
     leaving: Vec<Leaving>,
+    coming: ComingDevices,
     changes: Changes,
     named: u64,
     /// What went wrong, for those who listen.
@@ -65,13 +69,13 @@ enum Stage {
 
 impl HotPlug {
     /// The devices of a machine that starts as `spec` says, and then had these `changes`.
-    #[must_use]
-    pub fn new(spec: &Spec, changes: Changes) -> Self {
+    pub fn new(spec: &Spec, changes: Changes) -> io::Result<Self> {
         let mut endpoints = spec.endpoints.clone();
         endpoints.retain(|name, _| !changes.has_left(name));
         let added = changes.added().iter().flat_map(|added| &added.functions);
         endpoints.extend(added.map(|function| (function.name.clone(), function.endpoint.clone())));
-        Self { endpoints, leaving: Vec::new(), changes, named: 0, failures: Vec::new(), paused: None }
+        let coming = ComingDevices::new()?;
+        Ok(Self { endpoints, leaving: Vec::new(), coming, changes, named: 0, failures: Vec::new(), paused: None })
     }
 
     /// Devices on their way out.
@@ -79,12 +83,14 @@ impl HotPlug {
         self.leaving.iter().flat_map(|leaving| &leaving.names)
     }
 
-    /// How the devices differ from those of the specification. Devices on their way out have left.
+    /// How the devices differ from those of the specification. Devices on their way out have left,
+    /// those that were accepted have come.
     #[must_use]
     pub fn changes(mut self) -> Changes {
         for leaving in &self.leaving {
             self.changes.remove(&leaving.names);
         }
+        self.coming.into_devices().for_each(|added| self.changes.add(added));
         self.changes
     }
 
@@ -107,9 +113,9 @@ impl HotPlug {
         self.endpoints.get(name)
     }
 
-    /// Adds a device with these functions to the port that it names, or to the first free one on which it fits. Returns the
-    /// name of the first function.
-    pub fn add(&mut self, machine: &mut Machine, config: &VmConfig, device: &[DeviceConfig]) -> Result<Name, HotPlugError> {
+    /// Adds a device with these functions to the port that it names, or to the first free one on which it fits. The first
+    /// functions of the host come when they can reach memory, see [`HotPlug::follow_coming`].
+    pub fn add(&mut self, machine: &mut Machine, config: &VmConfig, device: &[DeviceConfig]) -> Result<Coming, HotPlugError> {
         let device = newcomer::functions(config, device)?;
         let mut functions: Vec<AddedFunction> = Vec::new();
         for (function, number) in &device {
@@ -118,7 +124,11 @@ impl HotPlug {
             functions.push(AddedFunction { name, endpoint, spec, access: BarAccess::of(function), number: *number });
         }
         let wish = device.first().map(|(first, _)| Wish::of(first)).unwrap_or_default();
-        self.put(machine, functions, &wish)
+        let added = self.place(machine, functions, &wish)?;
+        if self.coming.needed(machine, &added) {
+            return self.coming.accept(machine, added, &mut self.endpoints);
+        }
+        self.put(machine, added).map(Coming::There)
     }
 
     /// Adds a virtio device, which is called `id`. Its side of the host may be open already; an interface whose address is
@@ -150,7 +160,8 @@ impl HotPlug {
             number: 0,
         };
         // A virtio function shows what a PCI Express one does.
-        let put = self.put(machine, vec![function], &Wish { attach: Some(Attach::Pcie), ..Wish::default() });
+        let wish = Wish { attach: Some(Attach::Pcie), ..Wish::default() };
+        let put = self.place(machine, vec![function], &wish).and_then(|added| self.put(machine, added));
         if put.is_err() {
             machine.parts().1.backends().close(&name);
         }
@@ -165,31 +176,52 @@ impl HotPlug {
         })
     }
 
-    /// Puts a device where `wish` says, else where devices come to first (see [`newcomer::place`]).
-    fn put(&mut self, machine: &mut Machine, functions: Vec<AddedFunction>, wish: &Wish<'_>) -> Result<Name, HotPlugError> {
+    /// Where a device goes: where `wish` says, else where devices come to first (see [`newcomer::place`]).
+    fn place(&self, machine: &Machine, functions: Vec<AddedFunction>, wish: &Wish<'_>) -> Result<Added, HotPlugError> {
         let specs: Vec<_> = functions.iter().map(|function| function.spec.clone()).collect();
+        let slots = machine.bus_slots().map(AsRef::as_ref);
+        let (port, number) = newcomer::place(machine.pci(), slots, wish, &specs, &self.coming.places())?.name_and_number();
+        Ok(Added { functions, port, number })
+    }
+
+    /// Puts a device where it goes, and tells the guest.
+    fn put(&mut self, machine: &mut Machine, added: Added) -> Result<Name, HotPlugError> {
         let slots = machine.bus_slots().cloned();
-        let place = newcomer::place(machine.pci(), slots.as_deref(), wish, &specs)?;
         let (pci, factory) = machine.parts();
-        let added = match (place, slots) {
-            (Found::Slot(name, slot), Some(slots)) => {
-                let added = Added { functions, port: name, number: Some(slot.number) };
-                newcomer::plug_in_slot(pci, factory, &slots, slot.on, &added, true)?;
-                added
-            }
-            (Found::Slot(..), None) => return Err(HotPlugError::Nothing),
-            (Found::Port(port), _) => {
-                let added = Added { functions, port: port.name.clone(), number: None };
-                newcomer::plug(pci, factory, &port, &added)?;
-                added
-            }
-        };
+        newcomer::put(pci, factory, slots.as_deref(), &added, true)?;
         let port = added.port.clone();
         let names: Vec<Name> = added.functions.iter().map(|function| function.name.clone()).collect();
         self.endpoints.extend(added.functions.iter().map(|function| (function.name.clone(), function.endpoint.clone())));
         self.changes.add(added);
         log::info!("{} came to {port}", list(&names));
         names.into_iter().next().ok_or(HotPlugError::Nothing)
+    }
+
+    /// Makes memory ready for the first functions of the host, unless `busy`, and puts them into the machine when it is.
+    /// Returns what became of which device.
+    pub fn follow_coming(&mut self, machine: &mut Machine, busy: bool) -> Vec<(Name, Result<(), HotPlugError>)> {
+        let mut outcomes = Vec::new();
+        for (added, ready) in self.coming.follow(machine, busy) {
+            let Some(name) = added.functions.first().map(|function| function.name.clone()) else { continue };
+            let outcome = ready.and_then(|()| self.put(machine, added.clone()).map(drop));
+            if outcome.is_err() {
+                self.forget(machine, &added);
+            }
+            outcomes.push((name, outcome));
+        }
+        outcomes
+    }
+
+    /// A device that was accepted does not come.
+    fn forget(&mut self, machine: &mut Machine, added: &Added) {
+        added.functions.iter().for_each(|function| drop(self.endpoints.remove(&function.name)));
+        coming::close(machine, added);
+    }
+
+    /// Devices that were accepted and wait until they can reach memory.
+    #[must_use]
+    pub fn coming(&self) -> &ComingDevices {
+        &self.coming
     }
 
     /// Begins to remove the device `name`. It is gone when the guest has let go of it, at the latest after a deadline.
@@ -200,6 +232,10 @@ impl HotPlug {
         }
         if !self.endpoints.contains_key(&name) {
             return Err(HotPlugError::Unknown { name });
+        }
+        if let Some(added) = self.coming.cancel(&name) {
+            self.forget(machine, &added);
+            return Ok(());
         }
         if let Some((slots, (slot, functions))) = machine.bus_slots().and_then(|slots| Some((slots, slots.find(&name)?))) {
             let port = functions.first().map(|(id, _)| *id).ok_or(HotPlugError::Nothing)?;

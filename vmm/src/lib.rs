@@ -7,6 +7,7 @@ pub mod additions;
 pub mod address_space;
 pub mod arrivals;
 pub mod backends;
+pub mod between;
 pub mod boot;
 pub mod budget;
 pub mod bus_slots;

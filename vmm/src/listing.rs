@@ -2,12 +2,13 @@
 
 use api::info::{BarInfo, DeviceClass, DeviceInfo, FunctionInfo, Listing, PciAddress, PortInfo, RootComplexInfo};
 use devices::virtio::Kind;
-use pci::address::Sbdf;
+use pci::address::{Bdf, Devfn, Sbdf};
 use pci::ext_caps::Acs;
 use pci::function::FunctionId;
 use pci::hierarchy::{self, EndpointInfo};
 use pci::topology::{Name, Parent, PlannedKind, PortKind, Window};
 
+use crate::changes::Added;
 use crate::host::registers::Registers;
 use crate::hotplug::HotPlug;
 use crate::machine::Machine;
@@ -141,6 +142,26 @@ pub fn planned(blueprint: &Blueprint) -> Vec<DeviceInfo> {
 #[must_use]
 pub fn device(machine: &Machine, hotplug: &HotPlug, name: &Name) -> Option<DeviceInfo> {
     devices(machine, hotplug).into_iter().find(|device| device.id == name.0)
+}
+
+/// The first function of a device that has its place and is not there yet.
+#[must_use]
+pub fn promised(machine: &Machine, added: &Added) -> Option<DeviceInfo> {
+    let function = added.functions.first()?;
+    let endpoint = machine.pci().change(|tree| {
+        let devfn = Devfn::new(added.number.unwrap_or(0), function.number);
+        let root = tree.hierarchy.root_complexes().find(|root| root.name == added.port);
+        let port = || tree.hierarchy.ports().find(|port| port.name == added.port);
+        let (segment, bus, mut path) = match root {
+            Some(root) => (root.segment, root.bus, Vec::new()),
+            None => port().map(|port| (port.below.segment, port.below.bdf.bus(), tree.hierarchy.path(port.id)))?,
+        };
+        path.push(devfn);
+        let at = Sbdf { segment, bdf: Bdf::new(bus, devfn) };
+        // It has no id yet, and none is told.
+        Some(EndpointInfo { id: FunctionId(0), name: function.name.clone(), at, path, on: added.port.clone() })
+    })?;
+    Some(info(&endpoint, Some(&function.endpoint)))
 }
 
 fn info(endpoint: &EndpointInfo, what: Option<&Endpoint>) -> DeviceInfo {

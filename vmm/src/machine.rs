@@ -32,7 +32,7 @@ use crate::driver::{End, Ending};
 use crate::effects::Mapper;
 use crate::ejected::Ejected;
 use crate::endpoints::{EndpointError, Factory};
-use crate::groundwork::Groundwork;
+use crate::groundwork::{Groundwork, GroundworkError, Preparation, Work, fixed, touch_in_background};
 use crate::hotplug::{self, HotPlugError};
 use crate::kvm::{Doorbells, EdgeLine, GsiTable, KvmError, SlotError, Slots, Vm};
 use crate::memory::{self, Backing, MemoryError};
@@ -277,6 +277,17 @@ impl Machine {
     #[must_use]
     pub fn backends(&self) -> &Backends {
         self.factory.backends()
+    }
+
+    /// Begins to touch all of RAM, in the background. There is nothing to do if host functions reach it: it is pinned.
+    pub fn touch_memory(&mut self) -> Result<Option<Preparation<()>>, GroundworkError> {
+        if self.factory.is_reached() {
+            return Ok(None);
+        }
+        let (memory, blocks) = (GuestMemoryMmap::clone(&self.ram.memory()), self.factory.backends().memory_regions());
+        let blocks: Vec<Range> = blocks.iter().map(|block| Range::sized(block.region().at, block.region().len)).collect();
+        let touch = move |work: &Work| touch_in_background(&fixed(&memory, &blocks), work);
+        Preparation::start(Work::new(true, 0), touch).map(Some)
     }
 
     /// What host functions reach memory through, once there is one.

@@ -17,6 +17,7 @@ use rustix::stdio::{stdin, stdout};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::between;
 use crate::changes::Changes;
 use crate::cli::RunOptions;
 use crate::driver::{self, End, Input, Sources};
@@ -155,8 +156,16 @@ impl Outputs {
                     let mut needs = needs(design.config, design.spec, design.plan);
                     changes.add_to(&mut needs, design.spec);
                     let ground = Groundwork::open(Vm::new()?, &needs, ram.take())?;
-                    ground.lay(&ground.work())?;
-                    ground
+                    match &mut service {
+                        Some(service) => match between::lay(ground, service)? {
+                            Some(ground) => ground,
+                            None => return Ok(End::Command),
+                        },
+                        None => {
+                            ground.lay(&ground.work())?;
+                            ground
+                        }
+                    }
                 }
             };
             let mut machine = Machine::start(next, named.take(), &design, &surroundings)?;

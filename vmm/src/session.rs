@@ -3,14 +3,16 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use api::channel::Inbox;
 use api::command::{Added, Command, Reply, Resize};
 use api::config::{DeviceConfig, Policy, Size, VmConfig};
 use api::error::{ApiError, ErrorKind};
+use api::events::Event;
 use api::info::{Phase, Published, VmInfo};
 
+use devices::complaints::chain;
 use devices::virtio::balloon::BalloonControl;
 use pci::topology::Name;
 
@@ -19,7 +21,8 @@ use crate::arrivals::{Arrival, Arrivals};
 use crate::backends::Backend;
 use crate::changes::Changes;
 use crate::driver::{Attendant, End};
-use crate::hotplug::{HotPlug, HotPlugError};
+use crate::groundwork::Preparation;
+use crate::hotplug::{Coming, HotPlug, HotPlugError};
 use crate::inject;
 use crate::listing;
 use crate::machine::{Design, Machine};
@@ -68,7 +71,26 @@ pub struct Session<'a, 's> {
     config: &'a VmConfig,
     hotplug: HotPlug,
     resizer: Resizer,
+    promises: Vec<Promise>,
+    /// Touches memory for devices that may come.
+    _touching: Option<Preparation<()>>,
 }
+
+/// Somebody who waits for a device that was accepted.
+struct Promise {
+    /// Its first function.
+    name: Name,
+    /// `None` once there was an answer.
+    reply: Option<Reply<Added>>,
+    /// When there is an answer, whether or not the device is there.
+    answer_at: Instant,
+}
+
+/// How long a client waits for a device that needs all of memory mapped. Kata Containers gives a request five seconds, and its
+/// agent three more from the answer on, so that the guest has seven to find it.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How often clients are told how far memory is.
+const TICK: Duration = Duration::from_millis(100);
 
 impl<'a, 's> Session<'a, 's> {
     /// For a machine that has just been started.
@@ -82,8 +104,14 @@ impl<'a, 's> Session<'a, 's> {
         let extent = changes.extent(config);
         let blocks = machine.backends().memory_regions();
         let resizer = Resizer::new(config, spec.numa.as_ref(), &design.plan.map.hot_plug, extent, blocks)?;
-        let hotplug = HotPlug::new(spec, changes);
-        Ok(Self { service, machine, config, hotplug, resizer })
+        let hotplug = HotPlug::new(spec, changes)?;
+        let premap = service.policy.is_some_and(|policy| policy.premap);
+        let touching = if premap { machine.touch_memory() } else { Ok(None) };
+        let touching = touching.unwrap_or_else(|error| {
+            log::warn!("memory is not touched ahead of devices that may come: {}", chain(&error));
+            None
+        });
+        Ok(Self { service, machine, config, hotplug, resizer, promises: Vec::new(), _touching: touching })
     }
 
     /// Tells that the machine runs.
@@ -96,7 +124,13 @@ impl<'a, 's> Session<'a, 's> {
 
     /// How the devices differ from those at the first start. A removal under way counts as done.
     #[must_use]
-    pub fn changes(self) -> Changes {
+    pub fn changes(mut self) -> Changes {
+        for promise in std::mem::take(&mut self.promises) {
+            let Some(reply) = promise.reply else { continue };
+            // After a reset the device is there.
+            let device = self.hotplug.coming().device(&promise.name).and_then(|added| listing::promised(self.machine, added));
+            reply.send(if self.service.after == After::Nothing { Ok(device) } else { Err(HotPlugError::Ended.for_client()) });
+        }
         // A device of the same name that comes later has another side of the host's.
         for name in self.hotplug.leaving() {
             self.machine.backends().close(name);
@@ -165,19 +199,24 @@ impl<'a, 's> Session<'a, 's> {
                 reply.send(Ok(()));
             }
             Command::AddDevice { mut functions, reply } => {
-                if self.resizer.settle(self.machine) {
-                    self.publish_size();
-                }
                 if let Some(policy) = self.service.policy {
                     functions.iter_mut().for_each(|function| policy.complete(function));
                 }
                 let added = self.hotplug.add(self.machine, self.config, &functions);
-                if let (Ok(name), [only]) = (&added, functions.as_slice()) {
+                if let (Ok(Coming::There(name) | Coming::Waits(name)), [only]) = (&added, functions.as_slice()) {
                     let device = DeviceConfig { id: Some(name.0.clone()), ..only.clone() };
                     self.service.published.update(|info| info.config.devices.push(device));
                 }
-                reply.send(added.map(|id| listing::device(self.machine, &self.hotplug, &id)).map_err(|error| error.for_client()));
-                self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
+                match added {
+                    Ok(Coming::Waits(name)) => {
+                        self.promises.push(Promise { name, reply: Some(reply), answer_at: Instant::now() + PATIENCE });
+                    }
+                    Ok(Coming::There(name)) => {
+                        reply.send(Ok(listing::device(self.machine, &self.hotplug, &name)));
+                        self.publish_devices();
+                    }
+                    Err(error) => reply.send(Err(error.for_client())),
+                }
             }
             Command::AddDisk { config, reply } => {
                 self.add_virtio(Virtio::Disk(*config), reply);
@@ -191,7 +230,8 @@ impl<'a, 's> Session<'a, 's> {
             Command::AddVsock { config, reply } => self.add_virtio(Virtio::Vsock(*config), reply),
             Command::RemoveDevice { id, reply } => {
                 reply.send(self.hotplug.remove(self.machine, &id, Instant::now()).map_err(|error| error.for_client()));
-                self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
+                self.forget();
+                self.publish_devices();
             }
             Command::ListDevices { reply } => reply.send(Ok(listing::listing(self.machine, &self.hotplug))),
             Command::InjectError { at, error, reply } => reply.send(inject::inject(self.machine.pci(), &at, &error)),
@@ -227,6 +267,57 @@ impl<'a, 's> Session<'a, 's> {
         }
         reply.send(added.map(|id| listing::device(self.machine, &self.hotplug, &id)).map_err(|error| error.for_client()));
         self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
+    }
+
+    fn publish_devices(&self) {
+        self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
+    }
+
+    /// Forgets what was told of devices that are not there any more.
+    fn forget(&self) {
+        let there = |id: &str| self.hotplug.endpoint(&Name::from(id)).is_some();
+        self.service.published.update(|info| additions::forget(&mut info.config, there));
+    }
+
+    /// Puts in devices whose memory is ready, and answers who has waited long enough.
+    fn keep_promises(&mut self) {
+        let outcomes = self.hotplug.follow_coming(self.machine, self.resizer.is_busy());
+        let moved = !outcomes.is_empty();
+        for (name, outcome) in outcomes {
+            let promise = self.promises.extract_if(.., |promise| promise.name == name).next();
+            match (promise.and_then(|promise| promise.reply), outcome) {
+                (None, Ok(())) => {}
+                (Some(reply), Ok(())) => reply.send(Ok(listing::device(self.machine, &self.hotplug, &name))),
+                (Some(reply), Err(error)) => reply.send(Err(error.for_client())),
+                (None, Err(error)) => {
+                    let why = chain(&error);
+                    log::error!("{name} was accepted and does not come: {why}");
+                    self.service.published.events().tell(Event::DeviceFailed { id: name.to_string(), why });
+                }
+            }
+        }
+        if moved {
+            self.forget();
+            self.publish_devices();
+        }
+        let now = Instant::now();
+        for promise in &mut self.promises {
+            let device = || self.hotplug.coming().device(&promise.name).and_then(|added| listing::promised(self.machine, added));
+            let there = self.hotplug.endpoint(&promise.name).is_some();
+            match (there, promise.reply.take_if(|_| !there || promise.answer_at <= now)) {
+                (true, Some(reply)) => {
+                    log::info!("{} is promised; it comes when memory is mapped for it", promise.name);
+                    reply.send(Ok(device()));
+                }
+                (false, Some(reply)) => reply.send(Err(HotPlugError::Unknown { name: promise.name.clone() }.for_client())),
+                (_, None) => {}
+            }
+        }
+        self.promises.retain(|promise| self.hotplug.endpoint(&promise.name).is_some());
+        let progress = self.hotplug.coming().progress().or_else(|| self.resizer.progress());
+        if self.service.published.get().is_some_and(|info| info.progress != progress) {
+            self.service.published.update(|info| info.progress = progress);
+        }
     }
 
     /// All or nothing of what is asked for.
@@ -277,6 +368,7 @@ impl Attendant for Session<'_, '_> {
             self.machine.slot_events().as_raw_fd(),
             self.machine.ejected().as_raw_fd(),
             self.resizer.as_raw_fd(),
+            self.hotplug.coming().as_raw_fd(),
             self.service.arrivals.as_raw_fd(),
         ]
     }
@@ -287,9 +379,8 @@ impl Attendant for Session<'_, '_> {
         }
         let moved = self.hotplug.follow(self.machine, Instant::now());
         if moved {
-            let there = |id: &str| self.hotplug.endpoint(&Name::from(id)).is_some();
-            self.service.published.update(|info| additions::forget(&mut info.config, there));
-            self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
+            self.forget();
+            self.publish_devices();
         }
         for failure in self.hotplug.take_failures() {
             self.service.published.events().tell(failure);
@@ -305,13 +396,18 @@ impl Attendant for Session<'_, '_> {
                 return Some(end);
             }
         }
-        if self.resizer.go_on(self.machine) {
+        // Memory grows, or is mapped for functions of the host that come: not both at one time.
+        self.keep_promises();
+        if !self.hotplug.coming().is_busy() && self.resizer.go_on(self.machine) {
             self.publish_size();
         }
         None
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.hotplug.deadline()
+        let progress = self.hotplug.coming().progress().or_else(|| self.resizer.progress());
+        let tick = progress.map(|_| Instant::now() + TICK);
+        let answers = self.promises.iter().filter(|promise| promise.reply.is_some()).map(|promise| promise.answer_at);
+        self.hotplug.deadline().into_iter().chain(tick).chain(answers).min()
     }
 }

@@ -162,6 +162,7 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
         }
     }
     spec.place(free, config, cold, host)?;
+    spec.topology.spare_numbers = config.pcie.bus0_free.unwrap_or(0);
     spec.numa = numa::resolve(config, host)?;
     spec.add_own(own_devices(config, spec.numa.as_ref().map_or(1, |numa| numa.nodes.len())));
     spec.attach_stubs();

@@ -244,7 +244,7 @@ mod tests {
             ("1G,hugepages=4M", "key `hugepages`"),
             ("2T,hotplug=16777215T", "more than 64 bits"),
             ("2T,hotplug-method=virtio-mem", "no effect without `hotplug`"),
-            ("2T,hotplug=2T,hotplug_method=pmem", "key `hotplug_method`"),
+            ("2T,hotplug=2T,hotplug_method=pmem", "key `hotplug-method`"),
         ] {
             let error = text.parse::<MemoryConfig>().unwrap_err().to_string();
             assert!(error.starts_with("--memory: ") && error.contains(part), "{error}");

@@ -46,6 +46,8 @@ pub struct PcieConfig {
     pub removal: Removal,
     /// Devices that name no port can come to free device numbers of the first root bus while the guest runs, by ACPI.
     pub root_hot_plug: bool,
+    /// Device numbers of the first root bus that stay free at the start, for such devices: root ports share numbers if need be.
+    pub bus0_free: Option<u8>,
 }
 
 impl Default for PcieConfig {
@@ -69,6 +71,7 @@ impl Default for PcieConfig {
             hotplug_mem32: None,
             removal: Removal::default(),
             root_hot_plug: false,
+            bus0_free: None,
         }
     }
 }
@@ -215,7 +218,7 @@ impl fmt::Display for PcieConfig {
             pairs.pair("removal", &self.removal)?;
         }
         pairs.switch("root-hot-plug", self.root_hot_plug, false)?;
-        Ok(())
+        pairs.optional("bus0-free", self.bus0_free.as_ref().map(|count| count as _))
     }
 }
 
@@ -237,6 +240,7 @@ mod tests {
             "cold-plug=bridge-port,hot-plug=bridge-port",
             "bridges=3,bridge-slots=32",
             "cold_plug=no-port",
+            "root-hot-plug=on,bus0-free=16",
             "host,gpu-order=topology,cliques=root-complex",
         ] {
             let config: PcieConfig = text.parse().unwrap();

@@ -5,6 +5,7 @@
 //! [pcie]                          # the keys of --pcie
 //! topology = "host"
 //! root-ports = 4
+//! bus0-free = 16
 //!
 //! [hot-plug]
 //! place = "ports"                 # bus0 or ports
@@ -15,6 +16,7 @@
 //! [memory]
 //! hugepage-size = "1G"
 //! prefault-threads = 8
+//! premap = true
 //!
 //! [guest]
 //! reset = "exit"                  # reboot or exit
@@ -55,6 +57,8 @@ pub struct Policy {
     pub hugepage_size: Option<HugePageSize>,
     /// Threads that touch memory before the start.
     pub prefault_threads: Option<std::num::NonZeroU16>,
+    /// Memory is touched from the start on, in the background, for devices of the host that may come later.
+    pub premap: bool,
     /// What follows a guest's reset.
     pub reset: ResetPolicy,
     /// When vm.boot is answered at the latest, counted from vm.create: memory may still be on its way to the guest then.
@@ -72,12 +76,16 @@ impl Default for Policy {
             cdi_dirs: Vec::new(),
             hugepage_size: None,
             prefault_threads: None,
+            premap: false,
             reset: ResetPolicy::default(),
             answer_after: Duration::from_secs(ANSWER_AFTER),
             devices: Vec::new(),
         }
     }
 }
+
+/// Half of a bus: virtio devices have about eight numbers, each volume and device that comes has one.
+const BUS0_FREE: u8 = 16;
 
 /// Kata Containers gives vm.create and vm.boot ten seconds together.
 const ANSWER_AFTER: u64 = 6;
@@ -155,6 +163,7 @@ struct Cdi {
 struct Memory {
     hugepage_size: Option<Page>,
     prefault_threads: Option<std::num::NonZeroU16>,
+    premap: bool,
 }
 
 choice!(
@@ -208,6 +217,7 @@ impl Policy {
                 Page::OneGib => HugePageSize::OneGib,
             }),
             prefault_threads: file.memory.prefault_threads,
+            premap: file.memory.premap,
             reset: file.guest.reset,
             answer_after: Duration::from_secs(file.boot.answer_after),
             devices: file.device,
@@ -218,7 +228,10 @@ impl Policy {
     #[must_use]
     pub fn base(&self) -> VmConfig {
         let mut base = VmConfig { pcie: self.pcie, cdi_dirs: self.cdi_dirs.clone(), ..VmConfig::default() };
-        base.pcie.root_hot_plug |= self.hot_plug == HotPlugPlace::Bus0;
+        if self.hot_plug == HotPlugPlace::Bus0 {
+            base.pcie.root_hot_plug = true;
+            base.pcie.bus0_free.get_or_insert(BUS0_FREE);
+        }
         base.memory.hugepages = self.hugepage_size;
         base.memory.prefault_threads = self.prefault_threads;
         base
@@ -252,6 +265,7 @@ impl fmt::Display for Policy {
             ("[cdi] dirs", dirs),
             ("[memory] hugepage-size", huge),
             ("[memory] prefault-threads", threads),
+            ("[memory] premap", self.premap.to_string()),
             ("[guest] reset", self.reset.to_string()),
             ("[boot] answer-after", format!("{} s", self.answer_after.as_secs())),
         ] {
@@ -288,6 +302,7 @@ mod tests {
         [pcie]
         topology = "host"
         root-ports = 4
+        bus0-free = 20
         hotplug-mem = "256G"
         [hot-plug]
         place = "ports"
@@ -296,6 +311,7 @@ mod tests {
         [memory]
         hugepage-size = "1G"
         prefault-threads = 8
+        premap = true
         [guest]
         reset = "exit"
         [boot]
@@ -312,8 +328,9 @@ mod tests {
         assert_eq!((policy.hot_plug, policy.reset), (HotPlugPlace::Ports, ResetPolicy::Exit));
         assert_eq!(policy.answer_after, Duration::from_secs(3));
         let base = policy.base();
-        assert_eq!(base.pcie, "topology=host,root-ports=4,hotplug-mem=256G".parse().unwrap());
+        assert_eq!(base.pcie, "topology=host,root-ports=4,bus0-free=20,hotplug-mem=256G".parse().unwrap());
         assert_eq!((base.cdi_dirs, base.memory.hugepages), (vec!["/etc/cdi".into()], Some(HugePageSize::OneGib)));
+        assert!(policy.premap && !Policy::default().premap);
         let shown = policy.to_string();
         for part in ["reset              exit", "1G", "[[device]] 0000:41:00.0", "on port0 clique 2"] {
             assert!(shown.contains(part), "{shown}");
@@ -324,6 +341,8 @@ mod tests {
     fn an_empty_file_is_the_same_as_none() {
         assert_eq!(Policy::parse("c.toml", "").unwrap(), Policy::default());
         assert_eq!(Policy::default().reset, ResetPolicy::Reboot);
+        let base = Policy::default().base();
+        assert_eq!((base.pcie.root_hot_plug, base.pcie.bus0_free), (true, Some(16)));
     }
 
     #[test]

@@ -131,7 +131,9 @@ impl Hierarchy {
         PortList(self.ports().filter(|port| port.removal.is_some()).collect(), self.conventional_buses().collect())
     }
 
-    fn path(&self, id: FunctionId) -> Vec<Devfn> {
+    /// Device and function numbers from the root bus down to a function; empty for one that is not there.
+    #[must_use]
+    pub fn path(&self, id: FunctionId) -> Vec<Devfn> {
         let mut path = Vec::new();
         let mut next = Some(id);
         while let Some(node) = next.and_then(|id| self.nodes.get(&id)) {

@@ -47,6 +47,7 @@ fn topology() -> Topology {
             endpoint("a", "down0"),
             endpoint("b", "down1"),
         ],
+        spare_numbers: 0,
     }
 }
 

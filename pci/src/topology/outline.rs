@@ -118,20 +118,21 @@ impl<'a> Outline<'a> {
         }
         for root in 0..self.root_buses.len() {
             let mut bus = std::mem::take(&mut self.root_buses[root]);
-            self.place(&mut bus, false)?;
+            let spare = if root == 0 { self.topology.spare_numbers } else { 0 };
+            self.place(&mut bus, false, spare)?;
             self.root_buses[root] = bus;
         }
         for parent in 0..self.entries.len() {
             let mut bus = std::mem::take(&mut self.entries[parent].below);
-            self.place(&mut bus, Above::Node(&self.entries[parent].spec.kind).is_link())?;
+            self.place(&mut bus, Above::Node(&self.entries[parent].spec.kind).is_link(), 0)?;
             self.entries[parent].below = bus;
         }
         Ok(())
     }
 
-    fn place(&mut self, bus: &mut [usize], link: bool) -> Result<(), TopologyError> {
+    fn place(&mut self, bus: &mut [usize], link: bool, spare: u8) -> Result<(), TopologyError> {
         let siblings: Vec<&NodeSpec> = bus.iter().map(|node| self.entries[*node].spec).collect();
-        let places = place(&siblings, link)?;
+        let places = place(&siblings, link, spare)?;
         for (node, devfn) in bus.iter().zip(&places) {
             // Below a link all are functions of one device, whatever their numbers look like.
             let company = places.iter().any(|other| (link || other.device() == devfn.device()) && other != devfn);

@@ -5,13 +5,13 @@ use super::spec::{NodeKind, NodeSpec, PortKind, PortSpec};
 use crate::address::Devfn;
 
 /// Places for `siblings`, in their order. They hang on the same thing; `link` tells that it has device 0 only. A wanted
-/// number is kept; others get the lowest device number that nobody wants. Where 32 are too few, ports share device numbers, as
-/// functions 0 to 7, no more of them than necessary.
-pub(super) fn place(siblings: &[&NodeSpec], link: bool) -> Result<Vec<Devfn>, TopologyError> {
+/// number is kept; others get the lowest device number that nobody wants. Where 32 without the `spare` ones are too few, ports share
+/// device numbers, as functions 0 to 7, no more of them than necessary.
+pub(super) fn place(siblings: &[&NodeSpec], link: bool, spare: u8) -> Result<Vec<Devfn>, TopologyError> {
     let wanted = siblings.iter().filter_map(|node| node.place.device).fold(0u32, |mask, device| mask | 1 << (device & 31));
     let mut taken = wanted;
     let mut before = None;
-    let mut shared = Shared { per_device: if link { 1 } else { ports_per_device(siblings, wanted) }, last: None };
+    let mut shared = Shared { per_device: if link { 1 } else { ports_per_device(siblings, wanted, spare) }, last: None };
     let mut places = Vec::with_capacity(siblings.len());
     for (index, node) in siblings.iter().enumerate() {
         let place = if link {
@@ -41,11 +41,11 @@ fn can_share(siblings: &[&NodeSpec], index: usize) -> bool {
 }
 
 /// How many ports share a device number: as few as let everybody find one, at most 8.
-fn ports_per_device(siblings: &[&NodeSpec], wanted: u32) -> usize {
+fn ports_per_device(siblings: &[&NodeSpec], wanted: u32, spare: u8) -> usize {
     let ports = (0..siblings.len()).filter(|index| can_share(siblings, *index)).count();
     let heads = siblings.iter().filter(|node| node.place.device.is_none() && node.place.function == 0).count();
     let free = usize::try_from(wanted.count_zeros()).unwrap_or(0);
-    let for_ports = free.saturating_sub(heads - ports);
+    let for_ports = free.saturating_sub(heads - ports).saturating_sub(spare.into());
     (1..8).find(|count| ports.div_ceil(*count) <= for_ports).unwrap_or(8)
 }
 

@@ -31,6 +31,8 @@ pub struct Topology {
     pub root_complexes: Vec<RootComplexSpec>,
     /// Ports and endpoints in any order; siblings without a device number get numbers in this order.
     pub nodes: Vec<NodeSpec>,
+    /// Device numbers of the first root bus that stay free, as far as ports can share theirs.
+    pub spare_numbers: u8,
 }
 
 /// A root complex: one ACPI host bridge with a root bus.

@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arch::memory_map::Range;
 use devices::legacy::ConsoleSink;
 use devices::stub::{StubError, StubFunction};
 use devices::vfio::iommu::DomainError;
@@ -33,11 +32,12 @@ use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 use crate::address_space::{AddressSpace, BusMaster};
 use crate::backends::{BackendError, Backends};
 use crate::effects::{BarAccess, Endpoint};
-use crate::groundwork::{self, Functions, GroundworkError, Lay, Work};
+use crate::groundwork::{Functions, GroundworkError};
 use crate::host;
 use crate::kvm::{GsiTable, KvmError, SharedIntx, SignalMsi, Vm};
 use crate::spec::{self, Spec};
 use reach::DomainReach;
+pub use reach::Reaching;
 
 /// What endpoints of one machine are made with.
 pub struct Factory {
@@ -245,27 +245,47 @@ impl Factory {
 
     /// Opens a host function that nobody expected when the machine was made.
     fn open_late(&mut self, name: &str, at: HostBdf) -> Result<HostFunction<Hardware>, FunctionError> {
+        let reached = self.is_reached();
+        self.open_ahead(name, at)?;
+        if !reached {
+            let reaching = self.reaching()?;
+            reaching.run(&reaching.work())?;
+        }
+        self.open.remove(&at).ok_or(FunctionError::Unknown)
+    }
+
+    /// Whether a function of the host that comes finds memory mapped. The kernel forgets all maps when the last one leaves.
+    #[must_use]
+    pub fn is_reached(&self) -> bool {
+        self.domain.as_ref().is_some_and(|domain| !domain.is_empty())
+    }
+
+    /// Opens a host function before it is made. If it is the first, memory is mapped by [`Factory::reaching`] first.
+    pub fn open_ahead(&mut self, name: &str, at: HostBdf) -> Result<(), FunctionError> {
         let path = host::scan::directory(Path::new(host::SYSFS), at);
         let domain = match &self.domain {
             Some(domain) => Arc::clone(domain),
             None => Arc::new(Domain::new(Some(self.vm.create_vfio_device()?))?),
         };
         self.pin_balloon();
-        // The kernel forgets all maps when the last function leaves the domain.
-        let forgotten = domain.is_empty();
-        let host = HostFunction::open(name, &path, &domain)?;
-        if forgotten {
-            let (memory, regions) = (self.memory.memory(), self.backends.memory_regions());
-            let blocks: Vec<Range> = regions.iter().map(|region| Range::sized(region.region().at, region.region().len)).collect();
-            let fixed = groundwork::fixed(&memory, &blocks);
-            let work = Work::new(false, fixed.iter().map(|region| region.len).sum());
-            Lay { regions: fixed, threads: 0, domain: Some(&domain), page: 0 }.run(&work)?;
-            for region in regions {
-                region.reach(Arc::new(DomainReach(Arc::clone(&domain))), &memory, &|_| true).map_err(GroundworkError::from)?;
-            }
+        if domain.is_empty() {
+            self.backends.memory_regions().iter().for_each(|region| region.forget_reach());
         }
+        let host = HostFunction::open(name, &path, &domain)?;
         self.domain = Some(domain);
-        Ok(host)
+        self.open.insert(at, host);
+        Ok(())
+    }
+
+    /// Closes a host function that was opened and is not made.
+    pub fn close_ahead(&mut self, at: HostBdf) {
+        self.open.remove(&at);
+    }
+
+    /// What lets functions of the host reach all of memory.
+    pub fn reaching(&self) -> Result<Reaching, FunctionError> {
+        let domain = self.domain.clone().ok_or(FunctionError::Unknown)?;
+        Ok(Reaching { domain, memory: GuestMemoryMmap::clone(&self.memory.memory()), blocks: self.backends.memory_regions() })
     }
 }
 

@@ -71,6 +71,27 @@ impl Lay<'_> {
     }
 }
 
+/// Touches memory of a guest that runs, on this thread and in no hurry: whoever pins it later finds its pages there.
+pub fn touch_in_background(regions: &[RamRegion], work: &Work) -> Result<(), GroundworkError> {
+    // This thread's alone (nice(2) of Linux). It goes on as fast as it can if that is not possible.
+    if let Err(error) = rustix::process::nice(19) {
+        log::debug!("memory is not touched at a lower priority: {error}");
+    }
+    let progress = |bytes| {
+        work.has_touched(bytes);
+        !work.is_stopped()
+    };
+    pieces(regions, TOUCH).iter().try_for_each(|piece| {
+        memory::populate(piece.host, piece.len, &progress).map_err(|source| match work.is_stopped() {
+            true => GroundworkError::Stopped,
+            false => MemoryError::Prefault { at: piece.at, len: piece.len, source }.into(),
+        })
+    })
+}
+
+/// What is touched in the background at once: short enough that the end of a machine does not wait for it.
+const TOUCH: u64 = 16 << 20;
+
 /// How many threads touch memory if nobody says it.
 pub fn threads() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get).min(16)

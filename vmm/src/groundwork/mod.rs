@@ -21,7 +21,7 @@ use pci::address::HostBdf;
 use thiserror::Error;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-pub use lay::{Lay, fixed, threads};
+pub use lay::{Lay, fixed, threads, touch_in_background};
 pub use work::{Preparation, Work, event};
 
 use crate::host;

@@ -94,6 +94,26 @@ pub(super) enum Found {
     Slot(Name, Slot),
 }
 
+impl Found {
+    /// The name of what the device hangs on, and its number on a bus with several.
+    pub(super) fn name_and_number(self) -> (Name, Option<u8>) {
+        match self {
+            Self::Port(port) => (port.name, None),
+            Self::Slot(name, slot) => (name, Some(slot.number)),
+        }
+    }
+}
+
+/// Places of devices that were accepted and are not there yet.
+pub(super) struct Promised(pub(super) Vec<(Name, Option<u8>, Name)>);
+
+impl Promised {
+    /// Who has this place.
+    fn by(&self, on: &Name, number: Option<u8>) -> Option<&Name> {
+        self.0.iter().find(|(name, taken, _)| name == on && *taken == number).map(|(.., by)| by)
+    }
+}
+
 /// Where a device with these `functions` goes: where `wish` says; else to the root bus if devices can come there; else to the
 /// first free port with room; else to the first conventional bus with a number and room.
 pub(super) fn place(
@@ -101,6 +121,7 @@ pub(super) fn place(
     slots: Option<&BusSlots>,
     wish: &Wish<'_>,
     functions: &[EndpointSpec],
+    promised: &Promised,
 ) -> Result<Found, HotPlugError> {
     let buses = slots.map(BusSlots::buses).unwrap_or_default();
     pci.change(|tree| {
@@ -109,13 +130,14 @@ pub(super) fn place(
         let conventional = || buses.iter().filter(|bus| matches!(bus.on, Parent::Port(_)));
         let named = wish.on.and_then(|wanted| buses.iter().find(|bus| bus.name.0 == wanted));
         if let Some(bus) = named {
-            return slot(hierarchy, bus, wish.device, functions);
+            return slot(hierarchy, bus, wish.device, functions, promised);
         }
         if wish.on.is_none() && wish.attach == Some(Attach::Pci) {
-            let first = |refusal: Option<HotPlugError>, bus| match (refusal, slot(hierarchy, bus, wish.device, functions)) {
-                (_, Ok(found)) => ControlFlow::Break(found),
-                (first, Err(error)) => ControlFlow::Continue(first.or(Some(error))),
-            };
+            let first =
+                |refusal: Option<HotPlugError>, bus| match (refusal, slot(hierarchy, bus, wish.device, functions, promised)) {
+                    (_, Ok(found)) => ControlFlow::Break(found),
+                    (first, Err(error)) => ControlFlow::Continue(first.or(Some(error))),
+                };
             return match conventional().try_fold(None, first) {
                 ControlFlow::Break(found) => Ok(found),
                 ControlFlow::Continue(refusal) => {
@@ -124,16 +146,16 @@ pub(super) fn place(
             };
         }
         if let Some(root) = buses.iter().find(|bus| wish.on.is_none() && matches!(bus.on, Parent::RootComplex(_))) {
-            return slot(hierarchy, root, wish.device, functions);
+            return slot(hierarchy, root, wish.device, functions, promised);
         }
         let port = if let Some(device) = wish.device.filter(|device| *device != 0) {
             Err(HotPlugError::Place { device })
         } else {
-            port(hierarchy, wish.on, functions).map(|port| Found::Port(Box::new(port)))
+            port(hierarchy, wish.on, functions, promised).map(|port| Found::Port(Box::new(port)))
         };
         let Some(refusal) = port.as_ref().err().filter(|_| wish.on.is_none() && wish.attach.is_none()) else { return port };
         let none_there = matches!(refusal, HotPlugError::NoneFree { .. } | HotPlugError::Place { .. });
-        let mut elsewhere = conventional().map(|bus| slot(hierarchy, bus, wish.device, functions)).peekable();
+        let mut elsewhere = conventional().map(|bus| slot(hierarchy, bus, wish.device, functions, promised)).peekable();
         match elsewhere.peek() {
             None => port,
             // What a bus lacks says more than that there is no port.
@@ -154,10 +176,16 @@ pub(super) fn place(
 }
 
 /// A device number of `bus` for a device: the one that it asks for, else the first free one.
-fn slot(hierarchy: &Hierarchy, bus: &BusInfo, wanted: Option<u8>, functions: &[EndpointSpec]) -> Result<Found, HotPlugError> {
+fn slot(
+    hierarchy: &Hierarchy,
+    bus: &BusInfo,
+    wanted: Option<u8>,
+    functions: &[EndpointSpec],
+    promised: &Promised,
+) -> Result<Found, HotPlugError> {
     // Software takes number 0 of a root bus for the host bridge.
     let least = if matches!(bus.on, Parent::RootComplex(_)) { 1 } else { 0 };
-    let mut free = bus.free().filter(|number| *number >= least);
+    let mut free = bus.free().filter(|number| *number >= least && promised.by(&bus.name, Some(*number)).is_none());
     let number = match wanted {
         None => free.next().ok_or_else(|| HotPlugError::BusFull { on: bus.name.clone(), ports: hierarchy.hot_plug_ports() })?,
         Some(device) if free.any(|number| number == device) => device,
@@ -171,23 +199,52 @@ fn slot(hierarchy: &Hierarchy, bus: &BusInfo, wanted: Option<u8>, functions: &[E
 }
 
 /// The port called `wanted`, or the first free one that has room for a device with these `functions`.
-fn port(hierarchy: &Hierarchy, wanted: Option<&str>, functions: &[EndpointSpec]) -> Result<PortInfo, HotPlugError> {
+fn port(
+    hierarchy: &Hierarchy,
+    wanted: Option<&str>,
+    functions: &[EndpointSpec],
+    promised: &Promised,
+) -> Result<PortInfo, HotPlugError> {
     let ports: Vec<PortInfo> = hierarchy.ports().collect();
     if let Some(wanted) = wanted {
         let port = ports.into_iter().find(|port| port.name.0 == wanted);
         let missing = || HotPlugError::NoPort { wanted: wanted.to_owned(), ports: hierarchy.hot_plug_ports() };
         let port = port.ok_or_else(missing)?;
         hierarchy.check_fit(port.id, functions)?;
-        return Ok(port);
+        return match promised.by(&port.name, None) {
+            Some(by) => Err(HotPlugError::Promised { by: by.clone(), port: port.name }),
+            None => Ok(port),
+        };
     }
     let mut refusal = HotPlugError::NoneFree { ports: hierarchy.hot_plug_ports() };
-    for port in ports.into_iter().filter(PortInfo::is_free) {
+    for port in ports.into_iter().filter(|port| port.is_free() && promised.by(&port.name, None).is_none()) {
         match hierarchy.check_fit(port.id, functions) {
             Ok(()) => return Ok(port),
             Err(error) => refusal = error.into(),
         }
     }
     Err(refusal)
+}
+
+/// Makes a device and puts it in its place; with `tell` the guest learns of it.
+pub(super) fn put(
+    pci: &PciBus,
+    factory: &mut Factory,
+    slots: Option<&BusSlots>,
+    device: &Added,
+    tell: bool,
+) -> Result<(), HotPlugError> {
+    let missing = || HotPlugError::NoPort { wanted: device.port.to_string(), ports: PortList::default() };
+    if let (Some(_), Some(slots)) = (device.number, slots) {
+        let buses = slots.buses();
+        let on = pci.change(|tree| {
+            let mut buses = buses.iter().filter_map(|on| tree.hierarchy.bus(*on));
+            buses.find(|bus| bus.name == device.port).map(|bus| bus.on)
+        });
+        return plug_in_slot(pci, factory, slots, on.ok_or_else(missing)?, device, tell);
+    }
+    let port = pci.change(|tree| tree.hierarchy.ports().find(|port| port.name == device.port));
+    plug(pci, factory, &port.ok_or_else(missing)?, device)
 }
 
 /// Makes a device and puts it into `port`. The guest finds all of its functions in one moment.
@@ -284,19 +341,7 @@ pub(crate) fn restore(
     slots: Option<&BusSlots>,
 ) -> Result<(), HotPlugError> {
     for device in added {
-        if let (Some(_), Some(slots)) = (device.number, slots) {
-            let buses = slots.buses();
-            let on = pci.change(|tree| {
-                let mut buses = buses.iter().filter_map(|on| tree.hierarchy.bus(*on));
-                buses.find(|bus| bus.name == device.port).map(|bus| bus.on)
-            });
-            let on = on.ok_or_else(|| HotPlugError::NoPort { wanted: device.port.to_string(), ports: PortList::default() })?;
-            plug_in_slot(pci, factory, slots, on, device, false)?;
-            continue;
-        }
-        let port = pci.change(|tree| tree.hierarchy.ports().find(|port| port.name == device.port));
-        let port = port.ok_or_else(|| HotPlugError::NoPort { wanted: device.port.to_string(), ports: PortList::default() })?;
-        plug(pci, factory, &port, device)?;
+        put(pci, factory, slots, device, false)?;
     }
     if !added.is_empty() {
         // The guest finds them as any other, with no event to take note of.

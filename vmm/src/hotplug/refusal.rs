@@ -32,6 +32,23 @@ pub enum HotPlugError {
         /// The name.
         name: Name,
     },
+    /// The first devices of the host come, and memory cannot be made ready for them.
+    #[error("devices of the host cannot reach the guest's memory: {why}")]
+    Unreached {
+        /// Why, with its causes.
+        why: String,
+    },
+    /// A place that is promised to another device.
+    #[error("port {port} is promised to device {by}, which waits until it can reach memory: name another port")]
+    Promised {
+        /// The port.
+        port: Name,
+        /// Whose it will be.
+        by: Name,
+    },
+    /// The machine ended first.
+    #[error("the machine ended before the device came")]
+    Ended,
     /// No device number is free.
     #[error("no device number is free on the bus of {on}: remove a device first, or name another place (`on`); {ports}")]
     BusFull {
@@ -179,6 +196,8 @@ impl HotPlugError {
             | Self::LeavesAlready { .. }
             | Self::NoneFree { .. }
             | Self::BusFull { .. }
+            | Self::Promised { .. }
+            | Self::Ended
             | Self::Number { .. }
             | Self::NoBridge { .. }
             | Self::Plug(_) => ErrorKind::Conflict,
@@ -196,7 +215,7 @@ impl HotPlugError {
             // Files, taps and servers that a client named.
             | Self::Make(FunctionError::Backend(_) | FunctionError::Block(_) | FunctionError::Net(_) | FunctionError::Remote(_))
             | Self::Spec(_) => ErrorKind::BadRequest,
-            Self::Make(_) => ErrorKind::Internal,
+            Self::Unreached { .. } | Self::Make(_) => ErrorKind::Internal,
         };
         ApiError::from_error(kind, self)
     }

@@ -162,12 +162,6 @@ impl Resizer {
         changed | (std::mem::replace(&mut self.plugged, plugged) != plugged)
     }
 
-    /// Waits for memory that is being prepared. Says as [`Resizer::follow`].
-    pub fn settle(&mut self, machine: &mut Machine) -> bool {
-        let Some((coming, preparation)) = self.growing.take() else { return false };
-        self.finish(machine, &coming, preparation.finish().map_err(GrowthError::from))
-    }
-
     /// Begins to prepare what was promised next, if nothing is being prepared. Says as [`Resizer::follow`].
     pub fn go_on(&mut self, machine: &mut Machine) -> bool {
         if self.growing.is_some() {

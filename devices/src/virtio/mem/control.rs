@@ -203,6 +203,15 @@ impl MemControl {
         lock(&self.blocks).reach = None;
     }
 
+    /// From here on no device of the host reaches blocks.
+    pub fn unreach(&self) {
+        let mut blocks = lock(&self.blocks);
+        let region = self.region();
+        if let Some(reach) = blocks.reach.take() {
+            blocks.list(region).for_each(|block| take_back(&*reach, region.address(block), region.block));
+        }
+    }
+
     /// From here on devices of the host reach the blocks that the guest has. Takes as long as the host needs to pin them;
     /// `go_on` is asked between blocks. On a failure none is reached.
     pub fn reach(&self, reach: Arc<dyn Reach>, memory: &GuestMemoryMmap, go_on: &dyn Fn(u64) -> bool) -> Result<(), MemError> {

@@ -107,7 +107,7 @@ pub fn function(mut node: NodeSpec, function: u8) -> NodeSpec {
 }
 
 pub fn topology(nodes: Vec<NodeSpec>) -> Topology {
-    Topology { root_complexes: vec![root_complex("rc0")], nodes }
+    Topology { root_complexes: vec![root_complex("rc0")], nodes, spare_numbers: 0 }
 }
 
 /// `count` endpoints with the same BARs, each behind its own root port, eight ports to a device number.

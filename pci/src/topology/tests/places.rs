@@ -58,6 +58,21 @@ fn ports_beyond_32_share_device_numbers() {
 }
 
 #[test]
+fn numbers_of_the_first_root_bus_stay_free_as_far_as_ports_can_share() {
+    let taken = |ports: usize, others: usize, spare_numbers: u8| {
+        let others = (0..others).map(|index| on_root(&format!("e{index}")));
+        let nodes = others.chain((0..ports).map(|index| root_port(&format!("p{index}"), "rc0"))).collect();
+        let plan = Topology { spare_numbers, ..topology(nodes) }.plan(&roomy()).unwrap();
+        let numbers: std::collections::BTreeSet<u8> =
+            plan.functions.iter().map(|function| function.at.bdf.devfn().device()).collect();
+        numbers.len()
+    };
+    assert_eq!([taken(10, 6, 0), taken(10, 6, 16)], [16, 16], "nobody shares without need");
+    assert_eq!([taken(12, 6, 16), taken(24, 6, 16), taken(80, 6, 16)], [12, 14, 16]);
+    assert_eq!([taken(200, 6, 16), taken(4, 30, 16)], [31, 31], "more cannot be done");
+}
+
+#[test]
 fn a_switch_has_more_than_32_downstream_ports_by_functions() {
     let mut nodes = vec![root_port("rp", "rc0"), upstream("up", "rp")];
     nodes.extend((0..64).map(|index| downstream(&format!("d{index}"), "up")));

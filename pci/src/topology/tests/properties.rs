@@ -73,7 +73,7 @@ pub fn any_topology() -> impl Strategy<Value = Topology> {
                 ..root_complex(&format!("rc{index}"))
             })
             .collect();
-        Topology { nodes: grow(&root_complexes, &seeds), root_complexes }
+        Topology { nodes: grow(&root_complexes, &seeds), root_complexes, spare_numbers: 0 }
     })
 }
 

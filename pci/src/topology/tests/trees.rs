@@ -23,7 +23,7 @@ fn nested() -> Topology {
     nodes.push(root_port("rp2", "rc1"));
     nodes.push(endpoint("gpu1", "rp2", &[]));
     let rc1 = RootComplexSpec { node: Some(1), segment: 1, ..root_complex("rc1") };
-    Topology { root_complexes: vec![root_complex("rc0"), rc1], nodes }
+    Topology { root_complexes: vec![root_complex("rc0"), rc1], nodes, spare_numbers: 0 }
 }
 
 fn label(function: &PlannedFunction) -> String {
