@@ -26,7 +26,7 @@ mod topology;
 mod virtio;
 
 pub use cdi::{CdiCommand, CdiOptions, CliquesFlag, FileFormat, GenerateOptions, KindFlag, Naming, What};
-pub use check::{CheckOptions, NvlinkMode};
+pub use check::CheckOptions;
 pub use config::{ConfigCommand, ConfigOptions};
 pub use ctl::{CtlCommand, CtlOptions};
 use deferred::Deferred;
@@ -386,6 +386,9 @@ struct RunArguments {
     ///                        GPUs of the host without `clique=` show one:
     ///                        those below one switch share it, or those
     ///                        below one root complex [default: auto]
+    ///   nvlink=full|shared|off
+    ///                        who sets up NVLink on a host with NVSwitches,
+    ///                        as for `banyan check --nvlink`
     ///   topology=switch      each behind a downstream port of a switch
     ///   topology=flat        all devices on the root bus
     ///   cold-plug=PORT       what devices without `on=` and without a place

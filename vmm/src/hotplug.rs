@@ -10,10 +10,15 @@ mod refusal;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
 use api::events::Event;
+use devices::complaints::Complaints;
+use log::Level;
+use pci::address::HostBdf;
+use pci::caps::clique::Clique;
 use pci::function::{FunctionId, Shared};
 use pci::slot::SlotEvent;
 use pci::topology::{EndpointSpec, Name, Removal};
@@ -21,11 +26,13 @@ use pci::topology::{EndpointSpec, Name, Removal};
 use crate::backends::Backend;
 use crate::bus_slots::Slot;
 use crate::changes::{Added, AddedFunction, Changes};
+use crate::cliques::{self, Member};
 use crate::effects::BarAccess;
-use crate::host;
+use crate::host::scan::scan;
+use crate::host::{self, HostError, SYSFS};
 use crate::listing;
 use crate::machine::Machine;
-use crate::spec::{self, Endpoint, Spec, Virtio};
+use crate::spec::{self, Endpoint, Host, Spec, SpecError, Virtio};
 
 pub use coming::{Coming, ComingDevices};
 use newcomer::Wish;
@@ -45,6 +52,8 @@ pub struct HotPlug {
     named: u64,
     /// What went wrong, for those who listen.
     failures: Vec<Event>,
+    /// What guests said of the device in each port, as often as they like.
+    complaints: BTreeMap<Name, Complaints>,
     /// While the guest is held, nothing that it has to do becomes overdue.
     paused: Option<Instant>,
 }
@@ -75,7 +84,16 @@ impl HotPlug {
         let added = changes.added().iter().flat_map(|added| &added.functions);
         endpoints.extend(added.map(|function| (function.name.clone(), function.endpoint.clone())));
         let coming = ComingDevices::new()?;
-        Ok(Self { endpoints, leaving: Vec::new(), coming, changes, named: 0, failures: Vec::new(), paused: None })
+        Ok(Self {
+            endpoints,
+            leaving: Vec::new(),
+            coming,
+            changes,
+            named: 0,
+            failures: Vec::new(),
+            complaints: BTreeMap::new(),
+            paused: None,
+        })
     }
 
     /// Devices on their way out.
@@ -190,6 +208,7 @@ impl HotPlug {
         let (pci, factory) = machine.parts();
         newcomer::put(pci, factory, slots.as_deref(), &added, true)?;
         let port = added.port.clone();
+        self.complaints.remove(&port);
         let names: Vec<Name> = added.functions.iter().map(|function| function.name.clone()).collect();
         self.endpoints.extend(added.functions.iter().map(|function| (function.name.clone(), function.endpoint.clone())));
         self.changes.add(added);
@@ -290,9 +309,7 @@ impl HotPlug {
             if event == SlotEvent::AddFailed {
                 let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
                 if let Some(port) = ports.iter().find(|info| info.id == port) {
-                    log::warn!("the guest could not bring up the device that was added to port {}", port.name);
-                    let why = "the guest could not bring up the device that was added to this port".to_owned();
-                    self.failures.push(Event::DeviceFailed { id: port.name.to_string(), why });
+                    self.failures.extend(failed(self.complaints.entry(port.name.clone()).or_default(), &port.name));
                 }
             }
             ready.extend(self.leaving.extract_if(.., |leaving| leaving.port == port && leaving.stage.ends_with(event)));
@@ -385,6 +402,31 @@ impl HotPlug {
         }
     }
 
+    /// The clique of a host function that nobody gave one, beside what is there and what comes with it.
+    fn clique_of(
+        &self,
+        config: &VmConfig,
+        at: HostBdf,
+        host: &Host,
+        before: &[AddedFunction],
+    ) -> Result<Option<Clique>, HotPlugError> {
+        if !host.tree.get(at).is_some_and(cliques::takes_part) {
+            return Ok(None);
+        }
+        let member = |endpoint: &Endpoint| match endpoint {
+            Endpoint::Vfio { at, clique, .. } => Some(Member { at: *at, given: *clique }),
+            _ => None,
+        };
+        let there = self.endpoints.values().chain(before.iter().map(|function| &function.endpoint));
+        let there: Vec<Member> = there.filter_map(member).collect();
+        let all: Vec<HostBdf> = there.iter().map(|member| member.at).chain([at]).collect();
+        let tree = scan(Path::new(SYSFS), &all).map_err(HostError::from)?;
+        let found = spec::peers::newcomer(config.pcie.cliques, &tree, &there, at).map_err(SpecError::from);
+        let (clique, notes) = found.map_err(HotPlugError::Spec)?;
+        notes.iter().for_each(|note| log::warn!("{note}"));
+        Ok(clique)
+    }
+
     /// What a function is, checked against the host and against those that are there or come with it.
     fn look(
         &self,
@@ -393,7 +435,8 @@ impl HotPlug {
         name: &Name,
         before: &[AddedFunction],
     ) -> Result<(Endpoint, EndpointSpec), HotPlugError> {
-        let mut alone = VmConfig { devices: vec![device.clone()], memory: config.memory.clone(), ..VmConfig::default() };
+        let (devices, memory) = (vec![device.clone()], config.memory.clone());
+        let mut alone = VmConfig { devices, memory, pcie: config.pcie, ..VmConfig::default() };
         if let Some(device) = alone.devices.first_mut() {
             device.id = Some(name.0.clone());
             device.on = None;
@@ -405,7 +448,11 @@ impl HotPlug {
         if let Some((there, _)) = there.into_iter().find(|(_, endpoint)| same(endpoint)) {
             return Err(HotPlugError::Twice { name: name.clone(), there: there.clone() });
         }
-        spec::single(&alone, &host).map_err(HotPlugError::Spec)
+        let automatic = match at {
+            Some(at) if device.clique.is_none() => self.clique_of(config, *at, &host, before)?,
+            _ => None,
+        };
+        spec::single(&alone, &host, automatic).map_err(HotPlugError::Spec)
     }
 }
 
@@ -415,6 +462,26 @@ impl Stage {
     }
 }
 
+/// What is said when a guest says that it could not bring up the device in `port`: in the log, and to those who listen.
+fn failed(complaints: &mut Complaints, port: &Name) -> Option<Event> {
+    let before = complaints.made();
+    complaints.add(Level::Warn, format_args!("the guest could not bring up the device that was added to port {port}"));
+    let why = "the guest could not bring up the device that was added to this port".to_owned();
+    (complaints.made() > before).then(|| Event::DeviceFailed { id: port.to_string(), why })
+}
+
 fn list(names: &[Name]) -> String {
     names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_guest_says_of_a_port_in_a_loop_is_told_a_few_times() {
+        let (mut complaints, port) = (Complaints::default(), Name::from("port0"));
+        let told = (0..100_000).filter_map(|_| failed(&mut complaints, &port)).count();
+        assert_eq!(told, usize::from(Complaints::MOST));
+    }
 }

@@ -2,7 +2,7 @@
 //! at before.
 
 pub mod beside;
-mod peers;
+pub(crate) mod peers;
 mod virtio;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -182,12 +182,12 @@ fn own_devices(config: &VmConfig, nodes: usize) -> Vec<(Name, Endpoint, Endpoint
     virtio.chain(watchdog).collect()
 }
 
-/// What the only device of `config` is, and what must be planned for it.
-pub fn single(config: &VmConfig, host: &Host) -> Result<(Endpoint, EndpointSpec), SpecError> {
+/// What the only device of `config` is, and what must be planned for it. It shows the clique `automatic` if it is given none.
+pub fn single(config: &VmConfig, host: &Host, automatic: Option<Clique>) -> Result<(Endpoint, EndpointSpec), SpecError> {
     let mut alone = Spec::default();
     let mut made = None;
     for (name, device) in names(config) {
-        let planned = alone.endpoint(&name, device, None, host)?;
+        let planned = alone.endpoint(&name, device, automatic, host)?;
         made = alone.endpoints.remove(&Name(name)).map(|endpoint| (endpoint, planned));
     }
     made.ok_or_else(|| SpecError::Unknown { path: String::new() })

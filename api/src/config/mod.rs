@@ -42,7 +42,9 @@ pub use memory::{HotplugMethod, HugePageSize, MemoryConfig, MemoryError};
 pub use net::{MacAddress, MacError, NetConfig, NetError, NetSource};
 pub use numa::{Distance, MemoryPolicy, NumaConfig, NumaFlag, NumaFlagError, NumaNode, NumaPlacement};
 pub use output::OutputConfig;
-pub use pcie::{Cf8, CliquePolicy, ColdPlugPort, GpuOrder, HotPlugPorts, PcieConfig, Removal, TopologyPolicy};
+pub use pcie::{
+    Cf8, CliquePolicy, ColdPlugPort, GpuOrder, HotPlugPorts, NvlinkError, NvlinkMode, PcieConfig, Removal, TopologyPolicy,
+};
 pub use policy::{DevicePolicy, HotPlugPlace, Policy, PolicyError, ResetPolicy};
 pub use rate_limit::{RateLimit, TokenBucket};
 pub use rng::RngConfig;

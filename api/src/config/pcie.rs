@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::Deserialize;
+use thiserror::Error;
 
 use super::flags::{Flag, FlagError, Pairs, choice};
 use super::size::Size;
@@ -18,6 +19,8 @@ pub struct PcieConfig {
     pub gpu_order: GpuOrder,
     /// Which GPUs of the host show a clique that nobody gave them.
     pub cliques: CliquePolicy,
+    /// Who sets up NVLink on a host with NVSwitches; `None` if nobody says.
+    pub nvlink: Option<NvlinkMode>,
     /// Whether the ports 0xCF8 and 0xCFC answer.
     pub cf8: Cf8,
     /// Whether the guest reads the configuration space of emulated functions from memory, without an exit.
@@ -57,6 +60,7 @@ impl Default for PcieConfig {
             topology: TopologyPolicy::default(),
             gpu_order: GpuOrder::default(),
             cliques: CliquePolicy::default(),
+            nvlink: None,
             cf8: Cf8::default(),
             mirror: true,
             ioeventfd: true,
@@ -165,6 +169,27 @@ choice!(
 );
 
 choice!(
+    /// `nvlink=`.
+    NvlinkMode {
+        /// The guest, which has all GPUs and all NVSwitches, by its own Fabric Manager.
+        Full = "full",
+        /// The host or a service VM, which keeps the NVSwitches.
+        Shared = "shared",
+        /// Nobody: the guest's driver is told not to use NVLink.
+        Off = "off",
+    }
+);
+
+impl FromStr for NvlinkMode {
+    type Err = NvlinkError;
+
+    fn from_str(text: &str) -> Result<Self, NvlinkError> {
+        let modes = [Self::Full, Self::Shared, Self::Off];
+        modes.into_iter().find(|mode| mode.to_string() == text).ok_or_else(|| NvlinkError { text: text.to_owned() })
+    }
+}
+
+choice!(
     /// `cf8=`.
     #[derive(Default)]
     Cf8 {
@@ -196,6 +221,7 @@ impl fmt::Display for PcieConfig {
         if self.cliques != CliquePolicy::default() {
             pairs.pair("cliques", &self.cliques)?;
         }
+        pairs.optional("nvlink", self.nvlink.as_ref().map(|mode| mode as _))?;
         pairs.pair("cf8", &self.cf8)?;
         pairs.switch("mirror", self.mirror, true)?;
         pairs.switch("ioeventfd", self.ioeventfd, true)?;
@@ -222,6 +248,14 @@ impl fmt::Display for PcieConfig {
     }
 }
 
+/// Nobody who could set up NVLink.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{text}` is not known; give full, shared or off")]
+pub struct NvlinkError {
+    /// What was given.
+    text: String,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,6 +276,7 @@ mod tests {
             "cold_plug=no-port",
             "root-hot-plug=on,bus0-free=16",
             "host,gpu-order=topology,cliques=root-complex",
+            "nvlink=shared",
         ] {
             let config: PcieConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");

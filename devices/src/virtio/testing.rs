@@ -17,12 +17,15 @@ pub(super) const RAM: usize = 16 << 20;
 /// Memory that no ring uses, up to the end of RAM.
 pub(super) const DATA: u64 = 8 << 20;
 /// Entries of every queue, unless the device has fewer.
-const ENTRIES: u16 = 64;
+pub(super) const ENTRIES: u16 = 64;
+/// Where the available and the used ring of a queue lie, from [`place`] on.
+pub(super) const AVAILABLE: u64 = 0x1000;
+pub(super) const USED: u64 = 0x2000;
 /// Longest time for anything.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Where queue `n` has its rings.
-fn place(n: usize) -> u64 {
+pub(super) const fn place(n: usize) -> u64 {
     0x1_0000 * (n as u64 + 1)
 }
 
@@ -132,8 +135,8 @@ impl<D: Device> Driver<D> {
         self.write(0x18, &entries.to_le_bytes());
         self.write(0x1A, &(n + 1).to_le_bytes());
         self.write(0x20, &at.to_le_bytes());
-        self.write(0x28, &(at + 0x1000).to_le_bytes());
-        self.write(0x30, &(at + 0x2000).to_le_bytes());
+        self.write(0x28, &(at + AVAILABLE).to_le_bytes());
+        self.write(0x30, &(at + USED).to_le_bytes());
         self.write(0x1C, &[1, 0]);
         Lane { entries, ..Lane::default() }
     }
@@ -182,7 +185,7 @@ impl<D: Device> Driver<D> {
         let slot = lane.offered % lane.entries;
         lane.offered = lane.offered.wrapping_add(1);
         let index = lane.offered;
-        let at = place(queue) + 0x1000;
+        let at = place(queue) + AVAILABLE;
         self.put(at + 4 + 2 * u64::from(slot), &head.to_le_bytes());
         self.put(at + 2, &index.to_le_bytes());
     }
@@ -199,10 +202,15 @@ impl<D: Device> Driver<D> {
         head
     }
 
+    /// How many buffers of a queue came back so far, modulo 65536.
+    pub(super) fn came_back(&self, queue: usize) -> u16 {
+        self.half_word(place(queue) + USED + 2)
+    }
+
     /// The next buffer that came back, if one did.
     pub(super) fn poll(&mut self, queue: usize) -> Option<Used> {
-        let at = place(queue) + 0x2000;
-        let index = self.half_word(at + 2);
+        let at = place(queue) + USED;
+        let index = self.came_back(queue);
         let lane = &mut self.lanes[queue];
         if index == lane.used {
             return None;
@@ -263,7 +271,7 @@ pub(super) fn survives_hostile_rings<D: Device>(make: impl Fn() -> D) {
         // A head that does not exist.
         |driver, queue| driver.make_available(queue, 0xFFFF),
         // More buffers than there are entries.
-        |driver, queue| driver.put(place(queue) + 0x1002, &0x8000_u16.to_le_bytes()),
+        |driver, queue| driver.put(place(queue) + AVAILABLE + 2, &0x8000_u16.to_le_bytes()),
         // Outside of RAM, or past its end.
         |driver, queue| driver.try_offer(queue, &[(u64::MAX - 4, 64, 0), (0xFFFF_0000, 64, WRITE)]),
         |driver, queue| driver.try_offer(queue, &[(RAM as u64 - 8, 64, 0), (RAM as u64 - 8, u32::MAX, WRITE)]),
@@ -301,7 +309,7 @@ pub(super) fn survives_hostile_rings<D: Device>(make: impl Fn() -> D) {
                 *byte = if seed & 0x300 == 0 { seed.to_le_bytes()[0] } else { seed.to_le_bytes()[0] & 3 };
             }
             driver.put(place(queue), &noise);
-            driver.put(place(queue) + 0x1002, &[seed.to_le_bytes()[3] % 65, 0]);
+            driver.put(place(queue) + AVAILABLE + 2, &[seed.to_le_bytes()[3] % 65, 0]);
             driver.ring(queue);
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -67,7 +67,7 @@ fn judge(tree: &HostTree, wanted: &[Wanted], options: &CheckOptions, surrounding
     findings.extend(pairs::findings(tree, wanted));
     let given: Vec<HostBdf> = wanted.iter().map(|device| device.at).collect();
     findings.extend(
-        nvswitch::judge(tree, &given, options.nvlink)
+        nvswitch::judge(tree, &given, options.nvlink.or_else(|| options.pcie?.nvlink))
             .map(|fabric| Finding::new(fabric.severity(), "nvlink", "fabric", &fabric).remedy(fabric.remedy())),
     );
     findings.extend(machine::iommu(tree));

@@ -3,10 +3,10 @@
 
 use std::fmt;
 
+use api::config::NvlinkMode as Mode;
 use pci::address::HostBdf;
 
 use super::report::Severity;
-use crate::cli::NvlinkMode as Mode;
 use crate::cliques::{NVIDIA, takes_part};
 use crate::host::tree::{HostNode, HostTree};
 

@@ -1,8 +1,9 @@
 use std::path::PathBuf;
 
 use super::reach::Verdict;
+use api::config::NvlinkMode;
+
 use super::*;
-use crate::cli::NvlinkMode;
 use crate::host::fake::{DOWNSTREAM, FakeFunction, FakeHost, ROOT_PORT, UPSTREAM};
 
 /// The access control that is asked for.

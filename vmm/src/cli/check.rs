@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use api::config::{DeviceConfig, MemoryConfig, PcieConfig};
-use clap::{Args, ValueEnum, ValueHint};
+use api::config::{DeviceConfig, MemoryConfig, NvlinkMode, PcieConfig};
+use clap::{Args, ValueHint};
 
 use super::keyed;
 
@@ -28,7 +28,7 @@ pub struct CheckOptions {
     ///   shared               Fabric Manager on the host or in a service VM,
     ///                        where the NVSwitches stay
     ///   off                  nobody: the guest uses no NVLink
-    #[arg(long, value_name = "MODE", hide_possible_values = true, verbatim_doc_comment)]
+    #[arg(long, value_name = "MODE", value_parser = str::parse::<NvlinkMode>, verbatim_doc_comment)]
     pub nvlink: Option<NvlinkMode>,
     /// Directory with CDI files (repeatable), as for `banyan run`
     #[arg(long = "cdi-dir", value_name = "DIR", value_hint = ValueHint::DirPath)]
@@ -41,17 +41,6 @@ pub struct CheckOptions {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// Who sets up the NVLink fabric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum NvlinkMode {
-    /// The guest, which has all GPUs and all NVSwitches, by its own Fabric Manager.
-    Full,
-    /// The host or a service VM, which keeps the NVSwitches.
-    Shared,
-    /// Nobody: the guest's driver is told not to use NVLink.
-    Off,
 }
 
 /// Text at the end of the long help.

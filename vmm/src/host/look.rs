@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::config::{DeviceKind, NumaConfig, VmConfig};
+use api::config::{DeviceKind, NumaConfig, NvlinkMode, VmConfig};
 use pci::address::HostBdf;
 use pci::topology::EndpointSpec;
 use thiserror::Error;
@@ -28,6 +28,8 @@ pub fn look(config: &VmConfig) -> Result<Host, HostError> {
 pub fn look_in(tree: &HostTree, config: &VmConfig) -> Result<Host, HostError> {
     let wanted = wanted(config)?;
     check_present(tree, &wanted)?;
+    let given: Vec<HostBdf> = wanted.iter().map(|device| device.at).collect();
+    mention_nvlink(tree, &given, config.pcie.nvlink);
     Ok(host(tree.clone(), wanted))
 }
 
@@ -44,23 +46,20 @@ fn look_below(sysfs: &Path, config: &VmConfig) -> Result<Host, HostError> {
     for warning in check(&tree, &wanted)? {
         log::warn!("{warning}");
     }
-    mention_nvlink(sysfs, &tree, &addresses)?;
+    if addresses.iter().filter_map(|at| tree.get(*at)).any(|node| is_nvswitch(node) || takes_part(node)) {
+        mention_nvlink(&scan(sysfs, &of_vendor(sysfs, NVIDIA))?, &addresses, config.pcie.nvlink);
+    }
     let limits = memlock();
     check_memlock(limits.limit, config.memory.size.bytes(), limits.capable)?;
     Ok(host(tree, wanted))
 }
 
-/// Tells of an NVLink fabric that nobody may set up: a warning for half of one, a remark where it could be somebody outside.
-fn mention_nvlink(sysfs: &Path, tree: &HostTree, given: &[HostBdf]) -> Result<(), ScanError> {
-    if !given.iter().filter_map(|at| tree.get(*at)).any(|node| is_nvswitch(node) || takes_part(node)) {
-        return Ok(());
-    }
-    let all = scan(sysfs, &of_vendor(sysfs, NVIDIA))?;
-    if let Some(fabric) = nvswitch::judge(&all, given, None) {
-        let level = if fabric.severity() == Severity::Problem { log::Level::Warn } else { log::Level::Info };
-        log::log!(level, "NVLink: {fabric}; `banyan check --help` tells of --nvlink");
-    }
-    Ok(())
+/// Tells of an NVLink fabric that nobody may set up: a warning for what cannot be as it is declared, or for half of one; a remark
+/// where it could be somebody outside.
+fn mention_nvlink(all: &HostTree, given: &[HostBdf], declared: Option<NvlinkMode>) {
+    let Some(fabric) = nvswitch::judge(all, given, declared) else { return };
+    let level = if fabric.severity() == Severity::Problem { log::Level::Warn } else { log::Level::Info };
+    log::log!(level, "NVLink: {fabric}; --pcie nvlink=full, shared or off says who sets it up");
 }
 
 /// The host functions that a configuration names, in its order. Whether they exist is not looked at.

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use api::config::{CliquePolicy, DeviceConfig, VmConfig};
+use pci::address::HostBdf;
 use pci::caps::clique::{self, Clique};
 
 use super::{Endpoint, Host, Spec};
 use crate::cliques::{self, CliqueError, Member, Policy};
+use crate::host::tree::HostTree;
 
 /// Cliques by name of the device.
 #[derive(Debug, Default)]
@@ -24,11 +26,7 @@ impl Automatic {
 
 /// Cliques of the host functions among `devices`, by the host's topology. What is given stands.
 pub(super) fn automatic(config: &VmConfig, devices: &[(String, &DeviceConfig)], host: &Host) -> Result<Automatic, CliqueError> {
-    let policy = match config.pcie.cliques {
-        CliquePolicy::Auto => Policy::Switch,
-        CliquePolicy::RootComplex => Policy::RootComplex,
-        CliquePolicy::Off => Policy::Off,
-    };
+    let policy = rule(config.pcie.cliques);
     let given = |device: &DeviceConfig| device.clique.and_then(|id| Clique::new(id.get()).ok());
     let members: Vec<(&String, Member)> = devices
         .iter()
@@ -39,6 +37,30 @@ pub(super) fn automatic(config: &VmConfig, devices: &[(String, &DeviceConfig)], 
     // GPUs without one are told for all devices together, by name.
     let split = found.notes.iter().filter(|note| matches!(note, cliques::Note::Split { .. }));
     Ok(Automatic { of: of.collect(), notes: split.map(ToString::to_string).collect() })
+}
+
+const fn rule(policy: CliquePolicy) -> Policy {
+    match policy {
+        CliquePolicy::Auto => Policy::Switch,
+        CliquePolicy::RootComplex => Policy::RootComplex,
+        CliquePolicy::Off => Policy::Off,
+    }
+}
+
+/// The clique of the host function `at`, which comes to those that are `there` and keep what they show; and what a user should
+/// know of it.
+pub(crate) fn newcomer(
+    policy: CliquePolicy,
+    tree: &HostTree,
+    there: &[Member],
+    at: HostBdf,
+) -> Result<(Option<Clique>, Vec<String>), CliqueError> {
+    let all: Vec<Member> = there.iter().copied().chain([Member { at, given: None }]).collect();
+    let clique = cliques::cliques(tree, &all, rule(policy))?.of.get(&at).copied();
+    // Those that show none cannot get one any more.
+    let shown: Vec<Member> = there.iter().copied().chain([Member { at, given: clique }]).collect();
+    let notes = cliques::cliques(tree, &shown, Policy::Off)?.notes;
+    Ok((clique, notes.iter().map(ToString::to_string).collect()))
 }
 
 /// NVIDIA's driver approves peer-to-peer for a set of GPUs only if every one of them has a clique, and looks for cliques only
@@ -112,6 +134,27 @@ mod tests {
         }
         assert_eq!(of("cliques=root-complex"), [Some(0), Some(0), Some(0), None]);
         assert_eq!(of("cliques=off"), [None; 4]);
+    }
+
+    #[test]
+    fn case_h3_a_gpu_that_comes_later_shows_what_it_would_have_shown_from_the_start() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(P4D);
+        let tree = RecordedHost::read(&path).unwrap().tree;
+        let at = |text: &str| text.parse::<HostBdf>().unwrap();
+        let id = |id| Clique::new(id).ok();
+        let member = |text: &str, given: Option<u8>| Member { at: at(text), given: given.and_then(id) };
+        let comes = |policy, there: &[Member], text: &str| newcomer(policy, &tree, there, at(text)).unwrap();
+        let (auto, off) = (CliquePolicy::Auto, CliquePolicy::Off);
+        let one = [member("0000:10:1c.0", Some(3))];
+        assert_eq!(comes(auto, &[], "0000:10:1c.0"), (id(0), vec![]));
+        assert_eq!(comes(auto, &one, "0000:10:1d.0"), (id(3), vec![]), "the same switch");
+        assert_eq!(comes(auto, &one, "0000:20:1c.0"), (id(0), vec![]), "another switch");
+        assert_eq!(comes(CliquePolicy::RootComplex, &one, "0000:20:1c.0"), (id(3), vec![]));
+        assert_eq!(comes(auto, &one, "0000:10:1b.0"), (None, vec![]), "a network card");
+        for (policy, there, text) in [(off, &one, "0000:10:1d.0"), (auto, &[member("0000:10:1c.0", None)], "0000:10:1d.0")] {
+            let (_, notes) = comes(policy, there, text);
+            assert!(notes.iter().any(|note| note.contains("refuses peer-to-peer")), "{policy} {notes:?}");
+        }
     }
 
     #[test]

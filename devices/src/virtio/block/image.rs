@@ -22,6 +22,8 @@ use crate::virtio::vectored::{Call, SLICES, vectored};
 
 /// Bytes of one system call: a stop need not wait longer than for these.
 const BYTES: usize = 16 << 20;
+/// Bytes that are discarded or made zero at once. An image with a format of its own may have to write them.
+const SPAN: u64 = 16 << 20;
 /// Alignment of memory that satisfies every file system for direct access.
 const ALIGNED: usize = 4096;
 
@@ -114,9 +116,10 @@ impl Image {
         }
     }
 
-    /// Gives `len` bytes at `offset` back; what is read there later is anything.
-    pub(super) fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        match &self.content {
+    /// Gives `len` bytes at `offset` back; what is read there later is anything. Ends with [`io::ErrorKind::Interrupted`] as soon
+    /// as `stopped`.
+    pub(super) fn discard(&self, offset: u64, len: u64, stopped: impl Fn() -> bool) -> io::Result<()> {
+        in_spans(offset, len, stopped, |offset, len| match &self.content {
             Content::Raw { file, .. } => {
                 match fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
                     // Advice that nobody can follow is followed.
@@ -125,7 +128,7 @@ impl Image {
                 }
             }
             Content::Qcow2(image) => image.write_zeroes(offset, len),
-        }
+        })
     }
 
     /// Makes `len` bytes at `offset` read as zeros. With `unmap` their space may be given back. Ends with
@@ -133,12 +136,14 @@ impl Image {
     pub(super) fn write_zeroes(&self, offset: u64, len: u64, unmap: bool, stopped: impl Fn() -> bool) -> io::Result<()> {
         let file = match &self.content {
             Content::Raw { file, .. } => file,
-            Content::Qcow2(image) => return image.write_zeroes(offset, len),
+            Content::Qcow2(image) => return in_spans(offset, len, stopped, |offset, len| image.write_zeroes(offset, len)),
         };
         let flags = if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
-        match fallocate(file, flags | FallocateFlags::KEEP_SIZE, offset, len) {
-            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
-            done => return Ok(done?),
+        let by_kernel =
+            in_spans(offset, len, &stopped, |offset, len| Ok(fallocate(file, flags | FallocateFlags::KEEP_SIZE, offset, len)?));
+        match by_kernel {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {}
+            done => return done,
         }
         let zeros = Bounce::new(usize::try_from(len).unwrap_or(usize::MAX).min(1 << 20))?;
         let mut done = 0;
@@ -274,6 +279,25 @@ fn in_pieces<'m>(
         left.advance(moved);
         offset += u64::try_from(moved).unwrap_or(u64::MAX);
     }
+}
+
+/// Has `each` do something with `len` bytes from `offset` on, in spans that a stop may wait for. Ends with
+/// [`io::ErrorKind::Interrupted`] as soon as `stopped`.
+fn in_spans(
+    mut offset: u64,
+    mut len: u64,
+    stopped: impl Fn() -> bool,
+    mut each: impl FnMut(u64, u64) -> io::Result<()>,
+) -> io::Result<()> {
+    while len > 0 {
+        if stopped() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let span = len.min(SPAN);
+        each(offset, span)?;
+        (offset, len) = (offset + span, len - span);
+    }
+    Ok(())
 }
 
 fn bytes(slices: &[VolatileSlice<'_>]) -> usize {

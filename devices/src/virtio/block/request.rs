@@ -88,7 +88,7 @@ impl Disk {
                 if flags != 0 {
                     return Err(Fault::Unsupported);
                 }
-                self.image.discard(offset, len)?;
+                self.image.discard(offset, len, stopped)?;
                 Ok(0)
             }
             VIRTIO_BLK_T_WRITE_ZEROES => {

@@ -1,6 +1,7 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::time::{Duration, Instant};
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
 
 use pci::access::{Access, Lanes, Reg};
 use pci::function::{Changes, PciFunction, ResetKind};
@@ -11,32 +12,40 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryAtomic, Guest
 
 use super::*;
 use crate::virtio::feature;
+use crate::virtio::testing::{self, Driver, ENTRIES, WRITE, place, survives_hostile_rings};
 
 const NEXT: u16 = 1;
-const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-const ENTRIES: u16 = 16;
-const DESCRIPTORS: u64 = 0x1000;
-const AVAILABLE: u64 = 0x2000;
-const USED: u64 = 0x3000;
+const DESCRIPTORS: u64 = place(0);
+const AVAILABLE: u64 = DESCRIPTORS + testing::AVAILABLE;
 const HEADER_AT: u64 = 0x10_0000;
 const STATUS_AT: u64 = 0x10_1000;
 const DATA_AT: u64 = 0x20_0000;
 const NOT_ANSWERED: u8 = 0xEE;
-const RAM: usize = 16 << 20;
 
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|n| (n % 249).try_into().unwrap()).collect()
 }
 
-/// A driver that uses the disk as a guest does: by configuration cycles, BAR accesses and guest memory.
+/// A driver of a disk, and the disk's file.
 struct Guest {
-    disk: BlockFunction,
-    memory: GuestMemoryAtomic<GuestMemoryMmap>,
-    msi: Arc<FakeMsi>,
+    driver: Driver<Block>,
     file: File,
-    used: u16,
+}
+
+impl Deref for Guest {
+    type Target = Driver<Block>;
+
+    fn deref(&self) -> &Driver<Block> {
+        &self.driver
+    }
+}
+
+impl DerefMut for Guest {
+    fn deref_mut(&mut self) -> &mut Driver<Block> {
+        &mut self.driver
+    }
 }
 
 impl Guest {
@@ -44,13 +53,9 @@ impl Guest {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&pattern(64 << 10)).unwrap();
         let kept = file.try_clone().unwrap();
-        let ranges = [(GuestAddress(0), RAM)];
-        let memory = GuestMemoryAtomic::new(GuestMemoryMmap::from_ranges(&ranges).unwrap());
-        let msi = Arc::new(FakeMsi::default());
         let image = Arc::new(Image::new(file, Format::Raw, readonly, false).unwrap());
         let spec = BlockSpec { image, serial: "disk-7".into(), queues: 1, queue_size: 256, limit: LimitSpec::default() };
-        let disk = BlockFunction::new("test", spec, memory.clone(), msi.clone()).unwrap();
-        Self { disk, memory, msi, file: kept, used: 0 }
+        Self { driver: Driver::new(Block::new("test", spec).unwrap()), file: kept }
     }
 
     fn ready() -> Self {
@@ -59,29 +64,14 @@ impl Guest {
         guest
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) {
-        self.disk.bar_write(0, offset, data);
-    }
-
-    fn read<const N: usize>(&mut self, offset: u64) -> [u8; N] {
-        let mut data = [0; N];
-        self.disk.bar_read(0, offset, &mut data);
-        data
-    }
-
     fn command(&mut self, value: u32) {
-        self.disk.config_write(Access { reg: Reg::containing(4), lanes: Lanes::new(0, 2) }, value);
-    }
-
-    fn status(&mut self) -> u8 {
-        let [status] = self.read(0x14);
-        status
+        self.function.config_write(Access { reg: Reg::containing(4), lanes: Lanes::new(0, 2) }, value);
     }
 
     fn capability(&mut self, wanted: impl Fn([u8; 4]) -> bool) -> u16 {
-        let mut at = self.disk.config_read(Reg::containing(0x34)).to_le_bytes()[0];
+        let mut at = self.function.config_read(Reg::containing(0x34)).to_le_bytes()[0];
         while at != 0 {
-            let header = self.disk.config_read(Reg::containing(at.into())).to_le_bytes();
+            let header = self.function.config_read(Reg::containing(at.into())).to_le_bytes();
             if wanted(header) {
                 return at.into();
             }
@@ -90,79 +80,14 @@ impl Guest {
         panic!("no such capability");
     }
 
-    /// As a driver does it, with as many of the offered features as `wanted`. Vector 0 sends 0x40, vector 1 sends 0x41.
-    fn set_up(&mut self, wanted: u64) {
-        self.command(6);
-        for n in 0..2_u64 {
-            self.write(0x1008 + 16 * n, &(0x40 + u32::try_from(n).unwrap()).to_le_bytes());
-            self.write(0x100C + 16 * n, &[0; 4]);
-        }
-        let msix = self.capability(|header| header[0] == 0x11);
-        self.disk.config_write(Access::dword(msix), 0x8000_0000);
-        self.write(0x14, &[1]);
-        self.write(0x14, &[3]);
-        for half in 0..2_u32 {
-            self.write(0x00, &half.to_le_bytes());
-            let offered = u64::from(u32::from_le_bytes(self.read(0x04)));
-            let taken = u32::try_from(offered & (wanted >> (32 * half))).unwrap();
-            self.write(0x08, &half.to_le_bytes());
-            self.write(0x0C, &taken.to_le_bytes());
-        }
-        self.write(0x14, &[0x0B]);
-        assert_eq!(self.status(), 0x0B);
-        self.write(0x10, &[0, 0]);
-        self.put(AVAILABLE, &[0; 0x100]);
-        self.put(USED, &[0; 0x100]);
-        self.write(0x18, &ENTRIES.to_le_bytes());
-        self.write(0x1A, &1_u16.to_le_bytes());
-        self.write(0x20, &DESCRIPTORS.to_le_bytes());
-        self.write(0x28, &AVAILABLE.to_le_bytes());
-        self.write(0x30, &USED.to_le_bytes());
-        self.write(0x1C, &[1, 0]);
-        self.write(0x14, &[0x0F]);
-        self.used = 0;
-    }
-
-    /// Puts a chain of (address, length, flags) in the ring, at descriptor 0 onwards, and rings.
-    fn send(&mut self, parts: &[(u64, u32, u16)]) {
-        self.describe(DESCRIPTORS, parts);
-        self.offer(0);
-    }
-
-    fn describe(&self, table: u64, parts: &[(u64, u32, u16)]) {
+    /// Writes a chain of (address, length, flags) as a table of descriptors.
+    fn table(&self, at: u64, parts: &[(u64, u32, u16)]) {
         let last = parts.len() - 1;
         for (n, (address, len, flags)) in (0_u16..).zip(parts) {
             let flags = flags | if usize::from(n) < last { NEXT } else { 0 };
             let descriptor = RawDescriptor::from(Descriptor::new(*address, *len, flags, n + 1));
-            self.memory.memory().write_obj(descriptor, GuestAddress(table + 16 * u64::from(n))).unwrap();
+            self.memory.memory().write_obj(descriptor, GuestAddress(at + 16 * u64::from(n))).unwrap();
         }
-    }
-
-    fn put(&self, at: u64, data: &[u8]) {
-        self.memory.memory().write_slice(data, GuestAddress(at)).unwrap();
-    }
-
-    fn half_word(&self, at: u64) -> u16 {
-        u16::from_le_bytes(self.bytes(at, 2).try_into().unwrap())
-    }
-
-    fn offer(&mut self, head: u16) {
-        let index = self.half_word(AVAILABLE + 2);
-        self.put(AVAILABLE + 4 + 2 * u64::from(index % ENTRIES), &head.to_le_bytes());
-        self.put(AVAILABLE + 2, &index.wrapping_add(1).to_le_bytes());
-        self.write(0x200, &[0, 0]);
-    }
-
-    fn wait(&mut self, what: &str, reached: impl Fn(&mut Self) -> bool) {
-        let limit = Instant::now() + Duration::from_secs(20);
-        while !reached(self) {
-            assert!(Instant::now() < limit, "{what} takes too long");
-            std::thread::yield_now();
-        }
-    }
-
-    fn used_index(&self) -> u16 {
-        self.half_word(USED + 2)
     }
 
     /// Sends a request with this header and these data parts, waits for it; its status and used length.
@@ -170,22 +95,13 @@ impl Guest {
         self.put(HEADER_AT, &[&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat());
         self.put(STATUS_AT, &[NOT_ANSWERED]);
         let parts: Vec<_> = [(HEADER_AT, 16, 0)].iter().chain(data).copied().chain([(STATUS_AT, 1, WRITE)]).collect();
-        self.send(&parts);
-        self.answer()
+        self.send(0, &parts);
+        self.status_and_length()
     }
 
-    fn answer(&mut self) -> (u8, u32) {
-        self.used = self.used.wrapping_add(1);
-        let expected = self.used;
-        self.wait("an answer", |guest| guest.used_index() == expected);
-        let element = self.bytes(USED + 4 + 8 * u64::from((expected - 1) % ENTRIES), 8);
-        (self.bytes(STATUS_AT, 1)[0], u32::from_le_bytes(element[4..].try_into().unwrap()))
-    }
-
-    fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
-        let mut data = vec![0; len];
-        self.memory.memory().read_slice(&mut data, GuestAddress(at)).unwrap();
-        data
+    fn status_and_length(&mut self) -> (u8, u32) {
+        let len = self.answer(0).len;
+        (self.bytes(STATUS_AT, 1)[0], len)
     }
 
     fn on_disk(&mut self, at: u64, len: usize) -> Vec<u8> {
@@ -193,10 +109,6 @@ impl Guest {
         self.file.seek(SeekFrom::Start(at)).unwrap();
         self.file.read_exact(&mut data).unwrap();
         data
-    }
-
-    fn sent(&self) -> Vec<u32> {
-        self.msi.take().iter().map(|message| message.data).collect()
     }
 }
 
@@ -232,22 +144,22 @@ fn a_write_reaches_the_image_and_a_flush_is_answered() {
 fn one_doorbell_serves_all_that_waits() {
     let mut guest = Guest::ready();
     guest.put(HEADER_AT, &[0; 16]);
-    guest.describe(DESCRIPTORS, &[(HEADER_AT, 16, 0), (DATA_AT, 512, WRITE), (STATUS_AT, 1, WRITE)]);
+    guest.table(DESCRIPTORS, &[(HEADER_AT, 16, 0), (DATA_AT, 512, WRITE), (STATUS_AT, 1, WRITE)]);
     guest.put(AVAILABLE + 2, &ENTRIES.to_le_bytes());
     guest.write(0x200, &[0, 0]);
-    guest.wait("all answers", |guest| guest.used_index() == ENTRIES);
+    guest.wait("all answers", |guest| guest.came_back(0) == ENTRIES);
 }
 
 #[test]
 fn indices_wrap() {
     let mut guest = Guest::ready();
     guest.put(HEADER_AT, &[0; 16]);
-    guest.describe(DESCRIPTORS, &[(HEADER_AT, 16, 0), (DATA_AT, 512, WRITE), (STATUS_AT, 1, WRITE)]);
+    guest.table(DESCRIPTORS, &[(HEADER_AT, 16, 0), (DATA_AT, 512, WRITE), (STATUS_AT, 1, WRITE)]);
     for round in 1..=0x1_0000 / u32::from(ENTRIES) + 1 {
         let [a, b, ..] = (round * u32::from(ENTRIES)).to_le_bytes();
         guest.put(AVAILABLE + 2, &[a, b]);
         guest.write(0x200, &[0, 0]);
-        guest.wait("all answers", |guest| guest.used_index() == u16::from_le_bytes([a, b]));
+        guest.wait("all answers", |guest| guest.came_back(0) == u16::from_le_bytes([a, b]));
     }
 }
 
@@ -301,13 +213,13 @@ fn a_header_in_pieces_and_indirect_descriptors_are_served() {
     guest.put(HEADER_AT, &[0; 8]);
     guest.put(HEADER_AT + 8, &2_u64.to_le_bytes());
     let parts = [(HEADER_AT, 5, 0), (HEADER_AT + 5, 0, 0), (HEADER_AT + 5, 11, 0), (DATA_AT, 512, WRITE), (STATUS_AT, 1, WRITE)];
-    guest.send(&parts);
-    assert_eq!(guest.answer(), (OK, 513));
+    guest.send(0, &parts);
+    assert_eq!(guest.status_and_length(), (OK, 513));
     let table = 0x30_0000;
-    guest.describe(table, &parts);
+    guest.table(table, &parts);
     guest.put(DATA_AT, &[0; 512]);
-    guest.send(&[(table, 80, INDIRECT)]);
-    assert_eq!(guest.answer(), (OK, 513));
+    guest.send(0, &[(table, 80, INDIRECT)]);
+    assert_eq!(guest.status_and_length(), (OK, 513));
     assert!(guest.bytes(DATA_AT, 512) == pattern(2048)[1024..1536]);
 }
 
@@ -323,10 +235,10 @@ fn chains_without_a_place_for_the_answer_need_a_reset() {
     ];
     for parts in broken {
         let mut guest = Guest::ready();
-        guest.send(parts);
+        guest.send(0, parts);
         guest.wait("giving up", |guest| guest.status() & 0x40 != 0);
         guest.wait("an interrupt", |guest| guest.sent() == [0x40]);
-        assert_eq!(guest.used_index(), 0);
+        assert_eq!(guest.came_back(0), 0);
         guest.write(0x14, &[0]);
         assert_eq!(guest.status(), 0);
     }
@@ -337,9 +249,13 @@ fn a_looping_chain_and_impossible_indices_need_a_reset() {
     let looping = |guest: &mut Guest| {
         let descriptor = RawDescriptor::from(Descriptor::new(DATA_AT, 16, NEXT, 0));
         guest.memory.memory().write_obj(descriptor, GuestAddress(DESCRIPTORS)).unwrap();
-        guest.offer(0);
+        guest.make_available(0, 0);
+        guest.ring(0);
     };
-    let head = |guest: &mut Guest| guest.offer(ENTRIES);
+    let head = |guest: &mut Guest| {
+        guest.make_available(0, ENTRIES);
+        guest.ring(0);
+    };
     let index = |guest: &mut Guest| {
         guest.put(AVAILABLE + 2, &(ENTRIES + 1).to_le_bytes());
         guest.write(0x200, &[0; 4]);
@@ -373,19 +289,19 @@ fn rings_outside_memory_need_a_reset() {
 #[test]
 fn every_kind_of_reset_ends_the_worker_and_the_disk_works_again() {
     let by_status = |guest: &mut Guest| guest.write(0x14, &[0]);
-    let by_machine = |guest: &mut Guest| guest.disk.reset(ResetKind::Cold);
+    let by_machine = |guest: &mut Guest| guest.function.reset(ResetKind::Cold);
     let by_function = |guest: &mut Guest| {
         let express = guest.capability(|header| header[0] == 0x10);
-        assert!(guest.disk.config_write(Access::dword(express + 8), 1 << 15).contains(Changes::RESET));
+        assert!(guest.function.config_write(Access::dword(express + 8), 1 << 15).contains(Changes::RESET));
     };
     let cases: [fn(&mut Guest); 3] = [by_status, by_machine, by_function];
     let mut guest = Guest::ready();
     for case in cases {
         assert_eq!(guest.request(IN, 0, &[(DATA_AT, 512, WRITE)]).0, OK);
         case(&mut guest);
-        assert_eq!(Arc::strong_count(&guest.disk.device().disk), 1, "the worker has ended");
+        assert_eq!(Arc::strong_count(&guest.function.device().disk), 1, "the worker has ended");
         assert_eq!((guest.status(), guest.read(0x1C)), (0, [0, 0]));
-        guest.msi.take();
+        guest.sent();
         guest.set_up(u64::MAX);
     }
 }
@@ -394,11 +310,11 @@ fn every_kind_of_reset_ends_the_worker_and_the_disk_works_again() {
 fn nothing_is_served_while_bus_mastering_is_off() {
     let mut guest = Guest::ready();
     guest.command(2);
-    guest.send(&[(HEADER_AT, 16, 0), (STATUS_AT, 1, WRITE)]);
+    guest.send(0, &[(HEADER_AT, 16, 0), (STATUS_AT, 1, WRITE)]);
     std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(guest.used_index(), 0);
+    assert_eq!(guest.came_back(0), 0);
     guest.command(6);
-    guest.answer();
+    guest.status_and_length();
 }
 
 #[test]
@@ -414,21 +330,21 @@ fn a_driver_without_event_index_or_flush_is_served() {
 fn firmware_reaches_registers_through_configuration_space() {
     let mut guest = Guest::new(false);
     let window = guest.capability(|header| header[0] == 9 && header[3] == 5);
-    guest.disk.config_write(Access::dword(window + 8), 0x400);
-    guest.disk.config_write(Access::dword(window + 12), 4);
-    assert_eq!(guest.disk.config_read(Reg::containing(window + 16)), 128);
-    guest.disk.config_write(Access::dword(window + 8), 0x14);
-    guest.disk.config_write(Access::dword(window + 12), 1);
-    guest.disk.config_write(Access::dword(window + 16), 3);
+    guest.function.config_write(Access::dword(window + 8), 0x400);
+    guest.function.config_write(Access::dword(window + 12), 4);
+    assert_eq!(guest.function.config_read(Reg::containing(window + 16)), 128);
+    guest.function.config_write(Access::dword(window + 8), 0x14);
+    guest.function.config_write(Access::dword(window + 12), 1);
+    guest.function.config_write(Access::dword(window + 16), 3);
     assert_eq!(guest.status(), 3);
 }
 
 #[test]
 fn a_detached_disk_reads_all_ones_and_has_no_worker() {
     let mut guest = Guest::ready();
-    guest.disk.detach();
-    assert_eq!((guest.read(0x400), guest.disk.config_read(Reg::containing(0))), ([0xFF; 8], 0xFFFF_FFFF));
-    assert_eq!(Arc::strong_count(&guest.disk.device().disk), 1);
+    guest.function.detach();
+    assert_eq!((guest.read(0x400), guest.function.config_read(Reg::containing(0))), ([0xFF; 8], 0xFFFF_FFFF));
+    assert_eq!(Arc::strong_count(&guest.function.device().disk), 1);
 }
 
 #[test]
@@ -460,9 +376,9 @@ fn slow() -> Block {
 
 #[test]
 fn every_queue_serves_and_a_limit_loses_nothing() {
-    let mut driver = crate::virtio::testing::Driver::started(slow());
+    let mut driver = Driver::started(slow());
     assert_eq!(driver.config(34), [2, 0]);
-    let data = crate::virtio::testing::DATA;
+    let data = testing::DATA;
     driver.put(data, &[0; 16]);
     for _ in 0..10 {
         for queue in 0..2 {
@@ -476,7 +392,7 @@ fn every_queue_serves_and_a_limit_loses_nothing() {
 
 #[test]
 fn hostile_rings_do_no_harm_to_any_queue() {
-    crate::virtio::testing::survives_hostile_rings(slow);
+    survives_hostile_rings(slow);
 }
 
 const DISCARD: u32 = 11;
@@ -545,15 +461,15 @@ proptest! {
         for (kind, offset, mut data, len) in accesses {
             let reg = (offset & 0xFFF).try_into().unwrap();
             match kind {
-                0 => guest.disk.bar_write(0, offset, &data[..len]),
-                1 => guest.disk.bar_read(0, offset, &mut data[..len]),
+                0 => guest.function.bar_write(0, offset, &data[..len]),
+                1 => guest.function.bar_read(0, offset, &mut data[..len]),
                 _ => {
-                    guest.disk.config_read(Reg::containing(reg));
-                    guest.disk.config_write(Access::dword(reg), u32::from_le_bytes([data[0], data[1], data[2], data[3]]));
+                    guest.function.config_read(Reg::containing(reg));
+                    guest.function.config_write(Access::dword(reg), u32::from_le_bytes([data[0], data[1], data[2], data[3]]));
                 }
             }
         }
-        guest.disk.reset(ResetKind::Hot);
-        prop_assert_eq!(Arc::strong_count(&guest.disk.device().disk), 1);
+        guest.function.reset(ResetKind::Hot);
+        prop_assert_eq!(Arc::strong_count(&guest.function.device().disk), 1);
     }
 }

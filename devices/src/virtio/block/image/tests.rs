@@ -105,7 +105,7 @@ fn memory_that_is_not_aligned_goes_by_way_of_memory_that_is() {
 fn zeros_are_written_and_space_is_given_back() {
     let image = image(&[0xFF; 16384]);
     image.write_zeroes(512, 1024, false, || false).unwrap();
-    image.discard(8192, 4096).unwrap();
+    image.discard(8192, 4096, || false).unwrap();
     let memory = MmapRegion::new(16384).unwrap();
     image.transfer(Direction::Read, &[memory.get_slice(0, 16384).unwrap()], 0, || false).unwrap();
     assert_eq!(content(&memory, 0, 512), [0xFF; 512]);
@@ -143,6 +143,33 @@ fn a_qcow2_image_keeps_what_is_written() {
     assert!(content(&memory, 4096, 4096) == expected);
     image.transfer(Direction::Read, &[memory.get_slice(0, 4096).unwrap()], 0, || false).unwrap();
     assert!(content(&memory, 0, 4096) == [0; 4096]);
+}
+
+#[test]
+fn large_discards_and_zeros_end_when_they_are_stopped() {
+    use std::cell::Cell;
+    const LEN: u64 = 2 << 30;
+    let raw = tempfile::tempfile().unwrap();
+    raw.set_len(LEN).unwrap();
+    for (file, format) in [(raw, Format::Raw), (qcow2(LEN), Format::Qcow2)] {
+        let image = Image::new(file, format, false, false).unwrap();
+        type Call = fn(&Image, &dyn Fn() -> bool) -> io::Result<()>;
+        let calls: [Call; 3] = [
+            |image, stopped| image.discard(0, LEN, stopped),
+            |image, stopped| image.write_zeroes(0, LEN, true, stopped),
+            |image, stopped| image.write_zeroes(0, LEN, false, stopped),
+        ];
+        for call in calls {
+            let asked = Cell::new(0);
+            let after_three = || {
+                asked.set(asked.get() + 1);
+                asked.get() > 3
+            };
+            assert_eq!(call(&image, &after_three).unwrap_err().kind(), io::ErrorKind::Interrupted);
+            assert_eq!(asked.get(), 4);
+            call(&image, &|| false).unwrap();
+        }
+    }
 }
 
 #[test]
