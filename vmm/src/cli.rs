@@ -311,6 +311,9 @@ struct RunArguments {
     ///   serial=TEXT          serial number, up to 20 characters
     ///   format=raw|qcow2     what the image is; never guessed [default: raw]
     ///   direct=on|off        past the host's page cache [default: off]
+    ///   io=auto|uring|sync   raw images by io_uring, or by one call after
+    ///                        another; auto: by io_uring where the host
+    ///                        allows it [default: auto]
     ///   queues=N             request queues, 1 to 64 [default: 1]
     ///   queue-size=N         entries of each, a power of two [default: 256]
     ///   vhost-user=SOCKET    in place of path: a process that serves the disk

@@ -43,6 +43,8 @@ pub struct DiskIo {
     pub format: ImageFormat,
     /// Around the host's page cache.
     pub direct: bool,
+    /// How requests are carried out.
+    pub engine: IoEngine,
     /// Request queues.
     pub queues: u16,
     /// Entries of a queue, a power of two.
@@ -54,7 +56,14 @@ pub struct DiskIo {
 impl Default for DiskIo {
     /// A raw image by way of the page cache, one queue of 256 entries.
     fn default() -> Self {
-        Self { format: ImageFormat::Raw, direct: false, queues: 1, queue_size: 256, rate_limit: RateLimit::default() }
+        Self {
+            format: ImageFormat::Raw,
+            direct: false,
+            engine: IoEngine::default(),
+            queues: 1,
+            queue_size: 256,
+            rate_limit: RateLimit::default(),
+        }
     }
 }
 
@@ -83,9 +92,25 @@ struct Fields {
     format: Option<Format>,
     #[serde(default)]
     direct: bool,
+    #[serde(default)]
+    io: IoEngine,
     queues: Option<u16>,
     queue_size: Option<u16>,
 }
+
+choice!(
+    /// `io=`.
+    #[derive(Default)]
+    IoEngine {
+        /// By io_uring for raw images, where this process may use it.
+        #[default]
+        Auto = "auto",
+        /// By io_uring, or the disk is refused.
+        Uring = "uring",
+        /// By one system call after another.
+        Sync = "sync",
+    }
+);
 
 choice!(
     /// `format=`.
@@ -96,7 +121,7 @@ impl TryFrom<Fields> for DiskConfig {
     type Error = DiskError;
 
     fn try_from(fields: Fields) -> Result<Self, DiskError> {
-        let Fields { path, vhost_user, id, readonly, serial, format, direct, queues, queue_size } = fields;
+        let Fields { path, vhost_user, id, readonly, serial, format, direct, io: engine, queues, queue_size } = fields;
         let source = match (path, vhost_user) {
             (Some(path), None) => DiskSource::Image(path),
             (None, Some(socket)) => DiskSource::Server(socket),
@@ -110,6 +135,7 @@ impl TryFrom<Fields> for DiskConfig {
                 Some(Format::Qcow2) => ImageFormat::Qcow2,
             },
             direct,
+            engine,
             queues: queues.unwrap_or(standard.queues),
             queue_size: queue_size.unwrap_or(standard.queue_size),
             rate_limit: standard.rate_limit,
@@ -128,11 +154,14 @@ impl DiskConfig {
             let own = [
                 ("readonly", self.readonly),
                 ("serial", self.serial.is_some()),
-                ("format, direct or a rate limit", self.io != plain),
+                ("format, direct, io or a rate limit", self.io != plain),
             ];
             if let Some((key, _)) = own.into_iter().find(|(_, given)| *given) {
                 return Err(DiskError::Served { key });
             }
+        }
+        if self.io.engine == IoEngine::Uring && self.io.format != ImageFormat::Raw {
+            return Err(DiskError::UringFormat);
         }
         match &self.serial {
             Some(serial) if serial.is_empty() || serial.len() > 20 || !serial.bytes().all(|byte| byte.is_ascii_graphic()) => {
@@ -169,6 +198,9 @@ impl fmt::Display for DiskConfig {
             pairs.pair("format", &Format::Qcow2)?;
         }
         pairs.switch("direct", self.io.direct, false)?;
+        if self.io.engine != IoEngine::default() {
+            pairs.pair("io", &self.io.engine)?;
+        }
         let standard = DiskIo::default();
         if self.io.queues != standard.queues {
             pairs.pair("queues", &self.io.queues)?;
@@ -195,6 +227,9 @@ pub enum DiskError {
         /// Which keys.
         key: &'static str,
     },
+    /// What raw images alone can.
+    #[error("io=uring is for raw images; leave it out")]
+    UringFormat,
     /// No number of queues.
     #[error("{queues} queues are not possible; give 1 to 64")]
     Queues {
@@ -242,6 +277,8 @@ mod tests {
             "path=\"a\"\"b,\"",
             "d.qcow2,format=qcow2,direct=on,queues=4,queue-size=64",
             "vhost-user=/run/blk.sock,id=root,queues=4,queue-size=64",
+            "a.img,io=uring",
+            "d.qcow2,format=qcow2,io=sync",
         ] {
             let config: DiskConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");
@@ -264,6 +301,8 @@ mod tests {
             ("vhost-user=/s,readonly=on", "readonly: the process at `vhost-user` decides"),
             ("vhost-user=/s,serial=x", "serial: the process"),
             ("vhost-user=/s,direct=on", "format, direct"),
+            ("vhost-user=/s,io=sync", "format, direct, io"),
+            ("a.qcow2,format=qcow2,io=uring", "for raw images"),
             ("vhost-user=/s,queues=0", "1 to 64"),
         ] {
             let error = text.parse::<DiskConfig>().unwrap_err().to_string();

@@ -35,7 +35,7 @@ pub use cdi::{CdiName, CdiNameError};
 pub use cpu::{CpuConfig, CpuError, CpuTopology};
 pub use cpu_list::{CpuList, CpuListError};
 pub use device::{Attach, CliqueId, DeviceConfig, DeviceError, DeviceKind, VfioConfig};
-pub use disk::{DiskConfig, DiskError, DiskIo, DiskSource, ImageFormat};
+pub use disk::{DiskConfig, DiskError, DiskIo, DiskSource, ImageFormat, IoEngine};
 pub use folder::{FsConfig, FsError};
 pub use log::{LogConfig, LogLevel};
 pub use memory::{HotplugMethod, HugePageSize, MemoryConfig, MemoryError};

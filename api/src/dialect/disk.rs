@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::json::{Notes, bad, read, refused};
 use super::small::{missing, no_iommu};
-use crate::config::{DiskConfig, DiskIo, DiskSource, ImageFormat, RateLimit, TokenBucket};
+use crate::config::{DiskConfig, DiskIo, DiskSource, ImageFormat, IoEngine, RateLimit, TokenBucket};
 use crate::error::ApiError;
 
 #[derive(Deserialize)]
@@ -26,6 +26,7 @@ pub(super) struct DiskBody {
     vhost_user: Option<bool>,
     vhost_socket: Option<PathBuf>,
     banyan: Option<String>,
+    disable_io_uring: Option<bool>,
     // Known; how a disk is served does not depend on them.
     #[serde(rename = "pci_segment")]
     _pci_segment: Option<u16>,
@@ -33,8 +34,6 @@ pub(super) struct DiskBody {
     _sparse: Option<bool>,
     #[serde(rename = "backing_files")]
     _backing_files: Option<bool>,
-    #[serde(rename = "disable_io_uring")]
-    _disable_io_uring: Option<bool>,
     #[serde(rename = "disable_aio")]
     _disable_aio: Option<bool>,
 }
@@ -99,6 +98,7 @@ impl DiskBody {
                 ImageType::Vhdx => ImageFormat::Vhdx,
             },
             direct: self.direct.unwrap_or_default(),
+            engine: if self.disable_io_uring == Some(true) { IoEngine::Sync } else { IoEngine::Auto },
             queues: self.num_queues.unwrap_or(1),
             queue_size: self.queue_size.unwrap_or(128),
             rate_limit: self.rate_limiter_config.map(RateLimit::from).unwrap_or_default(),
@@ -148,6 +148,7 @@ pub(super) fn write(disk: &DiskConfig) -> Value {
     let mut value = json!({
         "readonly": disk.readonly,
         "direct": disk.io.direct,
+        "disable_io_uring": disk.io.engine == IoEngine::Sync,
         "num_queues": disk.io.queues,
         "queue_size": disk.io.queue_size,
         "vhost_user": matches!(disk.source, DiskSource::Server(_)),

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{
-    BalloonConfig, CpuConfig, CpuTopology, DiskIo, FsConfig, HugePageSize, ImageFormat, MacAddress, NetConfig, NetSource,
-    OutputConfig, Payload, PcieConfig, RateLimit, Size, TokenBucket, TopologyPolicy, VmConfig, VsockConfig,
+    BalloonConfig, CpuConfig, CpuTopology, DiskIo, FsConfig, HugePageSize, ImageFormat, IoEngine, MacAddress, NetConfig,
+    NetSource, OutputConfig, Payload, PcieConfig, RateLimit, Size, TokenBucket, TopologyPolicy, VmConfig, VsockConfig,
 };
 use crate::error::{ApiError, ErrorKind};
 use crate::info::{DeviceClass, DeviceInfo, PciAddress, Phase, Progress, Step, VmInfo};
@@ -77,7 +77,7 @@ fn every_section_reaches_the_configuration() {
     assert!(config.memory.shared && config.memory.prefault);
     let bucket = TokenBucket { size: 10, one_time_burst: None, refill_ms: 100 };
     let rate_limit = RateLimit { bandwidth: Some(bucket), operations: None };
-    let io = DiskIo { format: ImageFormat::Qcow2, direct: true, queues: 2, queue_size: 64, rate_limit };
+    let io = DiskIo { format: ImageFormat::Qcow2, direct: true, engine: IoEngine::Auto, queues: 2, queue_size: 64, rate_limit };
     let disk = &config.disks[0];
     assert_eq!((disk.id.as_deref(), disk.readonly, disk.serial.as_deref(), disk.io), (Some("root"), true, Some("S1"), io));
     let net = NetConfig {

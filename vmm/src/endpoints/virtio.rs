@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use api::config::{RateLimit, TokenBucket};
+use api::config::{IoEngine, RateLimit, TokenBucket};
 use devices::virtio::balloon::{Balloon, BalloonSpec};
-use devices::virtio::block::{BlockFunction, BlockSpec, SERIAL_LEN};
+use devices::virtio::block::{BlockFunction, BlockSpec, Engine, SERIAL_LEN};
 use devices::virtio::console::Console;
 use devices::virtio::limit::{BucketSpec, LimitSpec};
 use devices::virtio::mem::Mem;
@@ -33,7 +33,14 @@ impl Factory {
             (Virtio::Disk(disk), Backend::Image(image)) => {
                 let serial = disk.serial.clone().unwrap_or_else(|| name.chars().take(SERIAL_LEN).collect());
                 let (queues, queue_size) = (disk.io.queues, disk.io.queue_size);
-                let spec = BlockSpec { image, serial, queues, queue_size, limit: limit(&disk.io.rate_limit) };
+                let spec = BlockSpec {
+                    image,
+                    serial,
+                    queues,
+                    queue_size,
+                    limit: limit(&disk.io.rate_limit),
+                    engine: engine(disk.io.engine),
+                };
                 Arc::new(Mutex::new(BlockFunction::new(name, spec, memory, msi)?))
             }
             (Virtio::Vsock(vsock), Backend::Listening(socket)) => {
@@ -80,6 +87,14 @@ impl Factory {
 
 fn function<D: Device + 'static>(device: D, memory: Memory, msi: Arc<dyn MsiPort>) -> Result<Shared, FunctionError> {
     Ok(Arc::new(Mutex::new(VirtioFunction::with_device(device, memory, msi)?)))
+}
+
+fn engine(config: IoEngine) -> Engine {
+    match config {
+        IoEngine::Auto => Engine::Auto,
+        IoEngine::Uring => Engine::Uring,
+        IoEngine::Sync => Engine::Sync,
+    }
 }
 
 fn limit(config: &RateLimit) -> LimitSpec {

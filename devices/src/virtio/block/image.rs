@@ -18,12 +18,9 @@ use thiserror::Error;
 use vm_memory::VolatileSlice;
 
 use super::SECTOR;
-use crate::virtio::vectored::{Call, SLICES, vectored};
+use super::pieces::{BYTES, Left, SPAN};
+use crate::virtio::vectored::{Call, vectored};
 
-/// Bytes of one system call: a stop need not wait longer than for these.
-const BYTES: usize = 16 << 20;
-/// Bytes that are discarded or made zero at once. An image with a format of its own may have to write them.
-const SPAN: u64 = 16 << 20;
 /// Alignment of memory that satisfies every file system for direct access.
 const ALIGNED: usize = 4096;
 
@@ -105,6 +102,19 @@ impl Image {
         self.readonly
     }
 
+    /// The file whose bytes are the disk's, if the image has no format of its own.
+    pub(super) const fn raw(&self) -> Option<&File> {
+        match &self.content {
+            Content::Raw { file, .. } => Some(file),
+            Content::Qcow2(_) => None,
+        }
+    }
+
+    /// Whether the file of a raw image can be read into and written from `memory` as it is.
+    pub(super) fn takes(&self, memory: &[VolatileSlice<'_>]) -> bool {
+        !matches!(self.content, Content::Raw { direct: true, .. }) || memory.iter().all(aligned)
+    }
+
     /// Makes all completed writes durable.
     pub(super) fn flush(&self) -> io::Result<()> {
         match &self.content {
@@ -121,7 +131,7 @@ impl Image {
     pub(super) fn discard(&self, offset: u64, len: u64, stopped: impl Fn() -> bool) -> io::Result<()> {
         in_spans(offset, len, stopped, |offset, len| match &self.content {
             Content::Raw { file, .. } => {
-                match fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len) {
+                match fallocate(file, how_to_discard(), offset, len) {
                     // Advice that nobody can follow is followed.
                     Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) | Ok(()) => Ok(()),
                     Err(error) => Err(error.into()),
@@ -138,10 +148,7 @@ impl Image {
             Content::Raw { file, .. } => file,
             Content::Qcow2(image) => return in_spans(offset, len, stopped, |offset, len| image.write_zeroes(offset, len)),
         };
-        let flags = if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
-        let by_kernel =
-            in_spans(offset, len, &stopped, |offset, len| Ok(fallocate(file, flags | FallocateFlags::KEEP_SIZE, offset, len)?));
-        match by_kernel {
+        match in_spans(offset, len, &stopped, |offset, len| Ok(fallocate(file, how_to_zero(unmap), offset, len)?)) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {}
             done => return done,
         }
@@ -172,13 +179,21 @@ impl Image {
         stopped: impl Fn() -> bool,
     ) -> io::Result<()> {
         match &self.content {
-            Content::Raw { file, direct } if *direct && !memory.iter().all(aligned) => {
-                bounced(file, direction, memory, offset, stopped)
-            }
+            Content::Raw { file, .. } if !self.takes(memory) => bounced(file, direction, memory, offset, stopped),
             Content::Raw { file, .. } => transfer(file, direction, memory, offset, stopped),
             Content::Qcow2(image) => qcow2(image, direction, memory, offset, stopped),
         }
     }
+}
+
+/// How the space of a part of a raw image is given back.
+pub(super) fn how_to_discard() -> FallocateFlags {
+    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
+}
+
+/// How a part of a raw image is made to read as zeros.
+pub(super) fn how_to_zero(unmap: bool) -> FallocateFlags {
+    FallocateFlags::KEEP_SIZE | if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE }
 }
 
 fn qcow2(
@@ -265,7 +280,7 @@ fn in_pieces<'m>(
     stopped: impl Fn() -> bool,
     mut carry: impl FnMut(&[VolatileSlice<'m>], u64) -> io::Result<usize>,
 ) -> io::Result<()> {
-    let mut left = Left { slices: memory, skip: 0 };
+    let mut left = Left::new(memory);
     let mut piece = Vec::new();
     loop {
         left.batch(&mut piece);
@@ -350,41 +365,6 @@ impl Drop for Bounce {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout, and no slice of it is left.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) };
-    }
-}
-
-/// The part of a list of slices that is still to do.
-struct Left<'a, 'm> {
-    slices: &'a [VolatileSlice<'m>],
-    /// Bytes of the first slice that are done.
-    skip: usize,
-}
-
-impl<'m> Left<'_, 'm> {
-    /// Fills `batch` with what the next system call should move.
-    fn batch(&self, batch: &mut Vec<VolatileSlice<'m>>) {
-        batch.clear();
-        let (mut skip, mut room) = (self.skip, BYTES);
-        for slice in self.slices.iter().filter(|slice| !slice.is_empty()).take(SLICES) {
-            let rest = slice.offset(skip).ok().and_then(|rest| rest.subslice(0, rest.len().min(room)).ok());
-            skip = 0;
-            let Some(rest) = rest else { break };
-            room -= rest.len();
-            batch.push(rest);
-            if room == 0 {
-                break;
-            }
-        }
-    }
-
-    fn advance(&mut self, moved: usize) {
-        self.skip += moved;
-        while let Some((first, rest)) = self.slices.split_first()
-            && self.skip >= first.len()
-        {
-            self.skip -= first.len();
-            self.slices = rest;
-        }
     }
 }
 

@@ -4,15 +4,23 @@
 //! |---|---|
 //! | what does a request ask for, and what is the answer? | `request` |
 //! | how do bytes get between image and guest memory? | `image` |
+//! | how are many requests under way at once? | `uring` |
 
 pub mod image;
+mod pieces;
 mod request;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+#[cfg(not(without_io_uring))]
+#[path = "tests.rs"]
+#[expect(clippy::duplicate_mod, reason = "the same tests, with the other engine")]
+mod tests_by_uring;
+mod uring;
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Instant;
 
 use pci::seams::MsiPort;
@@ -40,6 +48,18 @@ pub const MAX_QUEUES: u16 = 64;
 
 const CONFIG_LEN: usize = 60;
 
+/// How requests of a raw image are carried out. Images with a format of their own are read and written by one call after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Engine {
+    /// By io_uring where this process may use it.
+    #[default]
+    Auto,
+    /// By io_uring, or the disk cannot be.
+    Uring,
+    /// By one call after another.
+    Sync,
+}
+
 /// A disk to make.
 #[derive(Clone)]
 pub struct BlockSpec {
@@ -53,6 +73,8 @@ pub struct BlockSpec {
     pub queue_size: u16,
     /// How much may pass, in each queue.
     pub limit: LimitSpec,
+    /// How requests are carried out.
+    pub engine: Engine,
 }
 
 /// A disk as a PCI function.
@@ -72,15 +94,22 @@ pub struct Block {
     disk: Arc<Disk>,
     sizes: Vec<u16>,
     limit: LimitSpec,
+    engine: Engine,
     config: [u8; CONFIG_LEN],
+    /// Which engine it is was told.
+    told: Arc<Once>,
 }
 
 impl Block {
     fn new(name: &str, spec: BlockSpec) -> Result<Self, BlockError> {
         let name = || name.to_owned();
-        let BlockSpec { image, serial, queues, queue_size, limit } = spec;
+        let BlockSpec { image, serial, queues, queue_size, limit, engine } = spec;
         if !(1..=MAX_QUEUES).contains(&queues) || queue_size < 4 || !queue_size.is_power_of_two() {
             return Err(BlockError::Queues { name: name(), queues, queue_size });
+        }
+        if engine == Engine::Uring {
+            image.raw().ok_or_else(|| BlockError::UringFormat { name: name() })?;
+            uring::open().map_err(|source| BlockError::Uring { name: name(), source })?;
         }
         let sectors = image.size() / u64::from(SECTOR);
         let given = serial.as_bytes();
@@ -93,6 +122,8 @@ impl Block {
             disk: Arc::new(Disk { image, sectors, serial }),
             sizes: vec![queue_size; queues.into()],
             limit,
+            engine,
+            told: Arc::new(Once::new()),
         })
     }
 }
@@ -126,15 +157,34 @@ impl Device for Block {
         let crew = start.crew;
         let worker = |ring: Ring| {
             let (disk, limit) = (self.disk.clone(), Limit::new(self.limit, Instant::now()));
+            let (engine, told, name) = (self.engine, self.told.clone(), self.thread_name.clone());
             let bells = vec![ring.bell().clone()];
-            Worker::start(self.thread_name.clone(), &crew, bells, move |stop| serve(ring, &disk, durable, limit, stop))
+            Worker::start(self.thread_name.clone(), &crew, bells, move |stop| {
+                serve(ring, &disk, durable, limit, stop, uring_of(&disk, engine, &told, &name));
+            })
         };
         start.rings.into_iter().map(worker).collect()
     }
 }
 
+/// An io_uring for a queue of `disk`, if it is to have one.
+fn uring_of(disk: &Disk, engine: Engine, told: &Once, name: &str) -> Option<uring::Uring> {
+    if engine == Engine::Sync || disk.image.raw().is_none() {
+        return None;
+    }
+    let opened = uring::open();
+    told.call_once(|| match &opened {
+        Ok(_) => log::info!("{name}: requests by io_uring"),
+        Err(error) => log::info!("{name}: requests by one call after another; io_uring cannot be had: {error}"),
+    });
+    opened.ok()
+}
+
 /// Serves a queue until `stop` says so or the ring is corrupt.
-fn serve(mut ring: Ring, disk: &Disk, durable: bool, mut limit: Limit, stop: &Stop) {
+fn serve(mut ring: Ring, disk: &Disk, durable: bool, mut limit: Limit, stop: &Stop, uring: Option<uring::Uring>) {
+    if let (Some(uring), Some(file)) = (uring, disk.image.raw()) {
+        return uring::Lane { disk, file, durable, limit, stop }.serve(ring, uring);
+    }
     loop {
         let mut pause = None;
         let drained = ring.drain(stop, |chain, memory| {
@@ -189,6 +239,21 @@ pub enum BlockError {
         queues: u16,
         /// Entries.
         queue_size: u16,
+    },
+    /// No io_uring.
+    #[error("disk {name} cannot be served by io_uring; leave out `io=uring`, or allow io_uring_setup")]
+    Uring {
+        /// The disk.
+        name: String,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A format that is not served in this way.
+    #[error("disk {name} cannot be served by io_uring, since its image is not raw; leave out `io=uring`")]
+    UringFormat {
+        /// The disk.
+        name: String,
     },
     /// Too long.
     #[error("the serial of disk {name} has {len} bytes; at most {SERIAL_LEN} are possible")]

@@ -42,69 +42,68 @@ impl Disk {
     where
         M: Deref<Target = GuestMemoryMmap>,
     {
-        let Some(mut buffers) = Buffers::of(chain, memory) else { return Served::Malformed };
-        let Some(status) = split_last(&mut buffers.writable) else { return Served::Malformed };
-        let answer = if buffers.whole { self.answer(buffers, durable, &stopped) } else { Err(Fault::Failed) };
+        let Some(Request { status, work }) = self.request(chain, memory) else { return Served::Malformed };
+        let answer = work.and_then(|work| self.carry_out(work, durable, &stopped));
         if stopped() {
             return Served::Stopped;
         }
-        let (code, len) = match answer {
-            Ok(written) => (VIRTIO_BLK_S_OK, written.saturating_add(1)),
-            Err(Fault::Unsupported) => (VIRTIO_BLK_S_UNSUPP, 1),
-            Err(Fault::Failed) => (VIRTIO_BLK_S_IOERR, 1),
-        };
-        match status.write_slice(&[code.to_le_bytes()[0]], 0) {
-            Ok(()) => Served::Used(len),
-            Err(_) => Served::Malformed,
-        }
+        status.put(answer).map_or(Served::Malformed, Served::Used)
     }
 
-    /// Carries the request out; how many bytes before the status byte it wrote to guest memory.
-    fn answer(&self, buffers: Buffers<'_>, durable: bool, stopped: &impl Fn() -> bool) -> Result<u32, Fault> {
+    /// What `chain` asks for; `None` if it has no place for an answer.
+    pub(super) fn request<'m, M>(&self, chain: DescriptorChain<M>, memory: &'m GuestMemoryMmap) -> Option<Request<'m>>
+    where
+        M: Deref<Target = GuestMemoryMmap>,
+    {
+        let mut buffers = Buffers::of(chain, memory)?;
+        let status = Status(split_last(&mut buffers.writable)?);
+        let work = if buffers.whole { self.work(buffers) } else { Err(Fault::Failed) };
+        Some(Request { status, work })
+    }
+
+    fn work<'m>(&self, buffers: Buffers<'m>) -> Result<Work<'m>, Fault> {
         let Buffers { mut readable, writable, .. } = buffers;
         let (kind, sector) = take_header(&mut readable).ok_or(Fault::Failed)?;
         match kind {
             VIRTIO_BLK_T_IN => {
                 let (offset, len) = self.range(sector, &writable)?;
-                self.image.transfer(Direction::Read, &writable, offset, stopped)?;
-                Ok(len)
+                Ok(Work::Transfer { direction: Direction::Read, memory: writable, offset, len })
             }
             VIRTIO_BLK_T_OUT | VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES if self.image.readonly() => Err(Fault::Failed),
             VIRTIO_BLK_T_OUT => {
-                let (offset, _) = self.range(sector, &readable)?;
-                self.image.transfer(Direction::Write, &readable, offset, stopped)?;
-                if durable {
-                    self.image.flush()?;
-                }
-                Ok(0)
+                let (offset, len) = self.range(sector, &readable)?;
+                Ok(Work::Transfer { direction: Direction::Write, memory: readable, offset, len })
             }
-            VIRTIO_BLK_T_FLUSH => {
-                self.image.flush()?;
-                Ok(0)
-            }
+            VIRTIO_BLK_T_FLUSH => Ok(Work::Flush),
             VIRTIO_BLK_T_DISCARD => {
                 let Segment { offset, len, flags } = self.segment(&mut readable)?;
                 // None are defined (virtio 1.2 5.2.6.2).
-                if flags != 0 {
-                    return Err(Fault::Unsupported);
-                }
-                self.image.discard(offset, len, stopped)?;
-                Ok(0)
+                if flags == 0 { Ok(Work::Discard { offset, len }) } else { Err(Fault::Unsupported) }
             }
             VIRTIO_BLK_T_WRITE_ZEROES => {
                 let Segment { offset, len, flags } = self.segment(&mut readable)?;
-                if flags & !UNMAP != 0 {
-                    return Err(Fault::Unsupported);
-                }
-                self.image.write_zeroes(offset, len, flags & UNMAP != 0, stopped)?;
-                if durable {
-                    self.image.flush()?;
-                }
-                Ok(0)
+                let unmap = flags & UNMAP != 0;
+                if flags & !UNMAP == 0 { Ok(Work::Zeroes { offset, len, unmap }) } else { Err(Fault::Unsupported) }
             }
-            VIRTIO_BLK_T_GET_ID => scatter(&self.serial, &writable).ok_or(Fault::Failed),
+            VIRTIO_BLK_T_GET_ID => scatter(&self.serial, &writable).map(Work::Done).ok_or(Fault::Failed),
             _ => Err(Fault::Unsupported),
         }
+    }
+
+    /// Does it; how many bytes before the status byte it wrote to guest memory.
+    pub(super) fn carry_out(&self, work: Work<'_>, durable: bool, stopped: &impl Fn() -> bool) -> Result<u32, Fault> {
+        let (written, durable) = (work.written(), durable && work.changes());
+        match work {
+            Work::Transfer { direction, memory, offset, .. } => self.image.transfer(direction, &memory, offset, stopped)?,
+            Work::Flush => self.image.flush()?,
+            Work::Discard { offset, len } => self.image.discard(offset, len, stopped)?,
+            Work::Zeroes { offset, len, unmap } => self.image.write_zeroes(offset, len, unmap, stopped)?,
+            Work::Done(_) => {}
+        }
+        if durable {
+            self.image.flush()?;
+        }
+        Ok(written)
     }
 
     /// The only segment of a discard or of zeros to write, which lies on the disk.
@@ -131,6 +130,63 @@ impl Disk {
     }
 }
 
+/// A request that has a place for an answer.
+pub(super) struct Request<'m> {
+    pub(super) status: Status<'m>,
+    pub(super) work: Result<Work<'m>, Fault>,
+}
+
+/// What is to be done, all of it possible.
+pub(super) enum Work<'m> {
+    /// Bytes between the image, from `offset` on, and memory.
+    Transfer {
+        /// Which way.
+        direction: Direction,
+        /// The memory, of `len` bytes.
+        memory: Vec<VolatileSlice<'m>>,
+        offset: u64,
+        len: u32,
+    },
+    /// What was written is to stay.
+    Flush,
+    /// A part is not used any more.
+    Discard { offset: u64, len: u64 },
+    /// A part is to read as zeros.
+    Zeroes { offset: u64, len: u64, unmap: bool },
+    /// Nothing: so many bytes are in guest memory already.
+    Done(u32),
+}
+
+impl Work<'_> {
+    /// How many bytes before the status byte the driver has when it is done.
+    pub(super) const fn written(&self) -> u32 {
+        match self {
+            Self::Transfer { direction: Direction::Read, len, .. } | Self::Done(len) => *len,
+            _ => 0,
+        }
+    }
+
+    /// Whether the image is another when it is done.
+    pub(super) const fn changes(&self) -> bool {
+        matches!(self, Self::Transfer { direction: Direction::Write, .. } | Self::Zeroes { .. })
+    }
+}
+
+/// Where the answer goes.
+pub(super) struct Status<'m>(VolatileSlice<'m>);
+
+impl Status<'_> {
+    /// Answers; the bytes written to guest memory, or `None` if that cannot be done.
+    pub(super) fn put(self, answer: Result<u32, Fault>) -> Option<u32> {
+        let (code, len) = match answer {
+            Ok(written) => (VIRTIO_BLK_S_OK, written.saturating_add(1)),
+            Err(Fault::Unsupported) => (VIRTIO_BLK_S_UNSUPP, 1),
+            Err(Fault::Failed) => (VIRTIO_BLK_S_IOERR, 1),
+        };
+        self.0.write_slice(&[code.to_le_bytes()[0]], 0).ok().map(|()| len)
+    }
+}
+
 /// A part of the disk, as discards and zeros name it.
 struct Segment {
     offset: u64,
@@ -140,7 +196,7 @@ struct Segment {
 
 /// Why a request is not carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub(super) enum Fault {
     Unsupported,
     Failed,
 }

@@ -24,6 +24,11 @@ const STATUS_AT: u64 = 0x10_1000;
 const DATA_AT: u64 = 0x20_0000;
 const NOT_ANSWERED: u8 = 0xEE;
 
+/// These tests run with each of them.
+fn engine() -> Engine {
+    if module_path!().ends_with("uring") { Engine::Uring } else { Engine::Sync }
+}
+
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|n| (n % 249).try_into().unwrap()).collect()
 }
@@ -54,7 +59,14 @@ impl Guest {
         file.write_all(&pattern(64 << 10)).unwrap();
         let kept = file.try_clone().unwrap();
         let image = Arc::new(Image::new(file, Format::Raw, readonly, false).unwrap());
-        let spec = BlockSpec { image, serial: "disk-7".into(), queues: 1, queue_size: 256, limit: LimitSpec::default() };
+        let spec = BlockSpec {
+            image,
+            serial: "disk-7".into(),
+            queues: 1,
+            queue_size: 256,
+            limit: LimitSpec::default(),
+            engine: engine(),
+        };
         Self { driver: Driver::new(Block::new("test", spec).unwrap()), file: kept }
     }
 
@@ -353,7 +365,7 @@ fn impossible_disks_are_refused_by_name() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1023).unwrap();
         let image = Arc::new(Image::new(file, Format::Raw, false, false).unwrap());
-        let spec = BlockSpec { image, serial: serial.into(), queues, queue_size, limit: LimitSpec::default() };
+        let spec = BlockSpec { image, serial: serial.into(), queues, queue_size, limit: LimitSpec::default(), engine: engine() };
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap());
         BlockFunction::new("root", spec, memory, Arc::new(FakeMsi::default())).err().map(|error| error.to_string())
     };
@@ -371,7 +383,7 @@ fn slow() -> Block {
     let image = Arc::new(Image::new(file, Format::Raw, false, false).unwrap());
     let slow = crate::virtio::limit::BucketSpec { size: 2, burst: 0, refill: Duration::from_millis(10) };
     let limit = LimitSpec { bytes: None, requests: Some(slow) };
-    Block::new("test", BlockSpec { image, serial: String::new(), queues: 2, queue_size: 64, limit }).unwrap()
+    Block::new("test", BlockSpec { image, serial: String::new(), queues: 2, queue_size: 64, limit, engine: engine() }).unwrap()
 }
 
 #[test]
