@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pci::state::{Reader, StateError, Writer};
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 
@@ -112,6 +113,43 @@ impl HotPlugRegisters {
     pub fn press_power_button(&self) {
         let state = self.lock();
         self.raise(state, POWER_BUTTON_EVENT);
+    }
+
+    /// Writes what the guest has yet to take.
+    pub fn save(&self, writer: &mut Writer) {
+        let state = self.lock();
+        writer.u32(state.events);
+        writer.count(state.cpu_changes.len());
+        for (number, code) in &state.cpu_changes {
+            writer.u8(*number);
+            writer.u32(*code);
+        }
+        writer.count(state.leaving.len());
+        state.leaving.iter().for_each(|number| writer.u8(*number));
+        writer.count(state.memory_changes.len());
+        state.memory_changes.iter().for_each(|number| writer.u16(*number));
+    }
+
+    /// Takes what registers with the same processors and memory saved.
+    pub fn restore(&self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        let mut state = self.lock();
+        state.events = reader.u32()? & (CPU_EVENT | MEMORY_EVENT | POWER_BUTTON_EVENT);
+        for _ in 0..reader.count()? {
+            let (number, code) = (reader.u8()?, reader.u32()?);
+            if !matches!(code, DEVICE_CHECK | EJECT_REQUEST) {
+                return Err(reader.wrong("a change of a processor", code));
+            }
+            state.cpu_changes.insert(number, code);
+        }
+        for _ in 0..reader.count()? {
+            let number = reader.u8()?;
+            state.leaving.insert(number);
+        }
+        for _ in 0..reader.count()? {
+            let number = reader.u16()?;
+            state.memory_changes.insert(number);
+        }
+        Ok(())
     }
 
     fn raise(&self, mut state: MutexGuard<'_, State>, event: u32) {

@@ -14,6 +14,7 @@ use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec, Interrupt
 use pci::function::{BarPiece, Changes, PciFunction, Programming, ResetKind};
 use pci::ids::{ClassCode, Ids};
 use pci::seams::{MsiPort, Workers};
+use pci::state::{Reader, StateError, Writer};
 
 use crate::legacy::Notify;
 
@@ -332,6 +333,36 @@ impl PciFunction for WatchdogFunction {
 
     fn bus_master(&self) -> bool {
         self.registers.bus_master()
+    }
+
+    fn save(&mut self, writer: &mut Writer) -> Result<(), StateError> {
+        self.registers.save(writer);
+        let state = self.shared.lock();
+        state.timers.into_iter().for_each(|timer| writer.u32(timer));
+        writer.u16(state.config);
+        writer.u8(state.lock);
+        writer.count(state.unlocked);
+        writer.bool(state.timed_out);
+        let left = state.held.flatten();
+        writer.bool(left.is_some());
+        writer.u64(left.map_or(0, |left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX)));
+        Ok(())
+    }
+
+    /// The timers stand still until they are released.
+    fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        self.registers.restore(reader)?;
+        let timers = [reader.u32()? & TIMER_BITS, reader.u32()? & TIMER_BITS];
+        let (config, lock) = (reader.u16()? & CONFIG_BITS, reader.u8()? & (LOCKED | ENABLED | FREE_RUNNING));
+        let unlocked = usize::try_from(reader.u32()?).unwrap_or(usize::MAX).min(UNLOCK.len());
+        let timed_out = reader.bool()?;
+        let (runs, left) = (reader.bool()?, reader.u64()?);
+        let held = Some(runs.then(|| Duration::from_micros(left)));
+        self.shared.change(|state, _| {
+            *state = State { timers, config, lock, unlocked, timed_out, deadline: None, held, ended: state.ended };
+        });
+        self.start_counting();
+        Ok(())
     }
 
     fn workers(&self) -> Option<Arc<dyn Workers>> {

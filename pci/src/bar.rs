@@ -1,5 +1,7 @@
 //! Base address registers: what a function asks for, what sizing reads, where it decodes.
 
+mod state;
+
 use std::fmt;
 
 use thiserror::Error;

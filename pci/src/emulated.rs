@@ -1,6 +1,8 @@
 //! What every emulated endpoint has in common: header, BARs, interrupts, PCI Express capability, function-level reset. What
 //! it does behind its BARs is its owner's business.
 
+mod state;
+
 use std::sync::Arc;
 
 use thiserror::Error;

@@ -12,6 +12,7 @@ use crate::bar::{BarIndex, Bars};
 use crate::errors::{PcieError, Recorded};
 use crate::mirror::Mirror;
 use crate::seams::Workers;
+use crate::state::{Reader, StateError, Writer};
 
 /// Stable name of a function for the life of the machine: its index in the plan, never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -137,6 +138,15 @@ pub trait PciFunction: Send {
     /// What it has at work beside the vCPUs. By default nothing that a pause of the machine would have to hold.
     fn workers(&self) -> Option<Arc<dyn Workers>> {
         None
+    }
+    /// Writes all that a guest can have changed of it. Its workers are held. By default its state is somewhere else.
+    fn save(&mut self, _writer: &mut Writer) -> Result<(), StateError> {
+        Err(StateError::NotKept { why: "it is a device of the host" })
+    }
+    /// Takes what a function of the same kind saved; this one is as it was made and programmed. Workers start, held if
+    /// [`PciFunction::workers`] are. After an error the function is of no use.
+    fn restore(&mut self, _reader: &mut Reader<'_>) -> Result<(), StateError> {
+        Err(StateError::NotKept { why: "it is a device of the host" })
     }
     /// Ends its life in the machine: afterwards every read gives all ones, since late callers may still hold it.
     fn detach(&mut self);

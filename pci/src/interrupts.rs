@@ -1,6 +1,8 @@
 //! Decides how an emulated function's interrupt reaches the guest: by MSI-X if that is enabled, else by MSI, else as a level
 //! on its INTx wire. Shared by the function, which has the registers, and its workers, which raise.
 
+mod state;
+
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -56,6 +56,7 @@ pub mod regs;
 pub mod seams;
 pub mod slot;
 pub mod sriov;
+pub mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod topology;

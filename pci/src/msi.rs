@@ -5,6 +5,7 @@ use thiserror::Error;
 
 use crate::access::Lanes;
 use crate::seams::MsiMessage;
+use crate::state::{Reader, StateError, Writer};
 
 /// MSI state of one function: 64-bit addresses, 1 to 32 vectors, with or without per-vector masks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,6 +156,26 @@ impl Msi {
     pub fn reset(&mut self) {
         let (capable, maskable) = (self.capable, self.maskable);
         *self = Self { capable, maskable, enabled: false, granted: 0, message: MsiMessage::default(), mask: 0, pending: 0 };
+    }
+
+    /// Writes the registers.
+    pub fn save(&self, writer: &mut Writer) {
+        writer.bool(self.enabled);
+        writer.u8(self.granted);
+        writer.u64(self.message.address);
+        writer.u32(self.message.data);
+        writer.u32(self.mask);
+        writer.u32(self.pending);
+    }
+
+    /// Takes what a function with as many vectors saved.
+    pub fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        self.enabled = reader.bool()?;
+        self.granted = reader.u8()? & 7;
+        self.message = MsiMessage { address: reader.u64()? & !3, data: reader.u32()? & 0xFFFF };
+        self.mask = reader.u32()? & self.implemented();
+        self.pending = reader.u32()? & self.implemented();
+        Ok(())
     }
 
     /// One bit for each vector that the function has.

@@ -4,6 +4,7 @@
 use thiserror::Error;
 
 use crate::seams::MsiMessage;
+use crate::state::{Reader, StateError, Writer};
 
 /// Bytes of a table entry.
 pub const ENTRY: u64 = 16;
@@ -199,6 +200,36 @@ impl MsixTable {
         self.pending.fill(0);
         self.enabled = false;
         self.function_masked = false;
+    }
+
+    /// Writes table, pending bits and message control.
+    pub fn save(&self, writer: &mut Writer) {
+        writer.count(self.entries.len());
+        for entry in &self.entries {
+            writer.u64(entry.message.address);
+            writer.u32(entry.message.data);
+            writer.bool(entry.masked);
+        }
+        self.pending.iter().for_each(|word| writer.u64(*word));
+        writer.bool(self.enabled);
+        writer.bool(self.function_masked);
+    }
+
+    /// Takes what a table with as many vectors saved.
+    pub fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        reader.same_count("MSI-X vectors", self.entries.len())?;
+        for entry in &mut self.entries {
+            let message = MsiMessage { address: reader.u64()? & !3, data: reader.u32()? };
+            *entry = Entry { message, masked: reader.bool()? };
+        }
+        let vectors = self.vectors();
+        for (word, first) in self.pending.iter_mut().zip((0..vectors).step_by(64)) {
+            let there = if vectors - first >= 64 { u64::MAX } else { (1 << (vectors - first)) - 1 };
+            *word = reader.u64()? & there;
+        }
+        self.enabled = reader.bool()?;
+        self.function_masked = reader.bool()?;
+        Ok(())
     }
 
     fn index(&self, offset: u64) -> Option<usize> {

@@ -15,6 +15,8 @@
 //! follows what is in it. There is no I/O window, no ASPM and no LTR. A port in D3hot lets nothing
 //! through; disabling the link has the effect of a secondary bus reset that is held: nothing below answers.
 
+mod state;
+
 use std::sync::Arc;
 
 use thiserror::Error;

@@ -15,6 +15,8 @@
 //! (linux: drivers/pci/hotplug/pciehp_hpc.c, `pciehp_ist`). Removing what was just inserted needs no such care: a guest that
 //! finds the slot empty has nothing to undo.
 
+mod state;
+
 use thiserror::Error;
 
 use crate::access::{Access, Lanes};

@@ -12,6 +12,7 @@ use crate::emulated::{Emulated, EmulatedError, EmulatedSpec};
 use crate::errors::{PcieError, Recorded};
 use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind};
 use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiRoutes, MsiVector};
+use crate::state::{Reader, StateError, Writer};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -346,6 +347,15 @@ impl PciFunction for FakeEndpoint {
 
     fn record_error(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {
         self.0.record_error(error, header)
+    }
+
+    fn save(&mut self, writer: &mut Writer) -> Result<(), StateError> {
+        self.0.save(writer);
+        Ok(())
+    }
+
+    fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        self.0.restore(reader)
     }
 
     fn detach(&mut self) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use pci::state::{Reader, StateError, Writer};
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 
@@ -34,6 +35,17 @@ impl PanicPort {
     #[must_use]
     pub fn new(sink: PanicSink) -> Self {
         Self { told: AtomicU8::new(0), sink }
+    }
+
+    /// Writes what was told.
+    pub fn save(&self, writer: &mut Writer) {
+        writer.u8(self.told.load(Ordering::Relaxed));
+    }
+
+    /// Takes what another one saved.
+    pub fn restore(&self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        self.told.store(reader.u8()?, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use pci::state::{Reader, StateError, Writer};
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 
@@ -82,6 +83,17 @@ impl ResetControl {
     #[must_use]
     pub fn new(power: Arc<dyn PowerSink>) -> Self {
         Self { power, kind: AtomicU8::new(0) }
+    }
+
+    /// Writes what it reads.
+    pub fn save(&self, writer: &mut Writer) {
+        writer.u8(self.kind.load(Ordering::Relaxed));
+    }
+
+    /// Takes what another one saved.
+    pub fn restore(&self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        self.kind.store(reader.u8()? & Self::KIND, Ordering::Relaxed);
+        Ok(())
     }
 }
 

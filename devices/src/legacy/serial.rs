@@ -7,10 +7,11 @@ use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, Mutex};
 
+use pci::state::{Reader, StateError, Writer};
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 use vm_superio::Trigger;
-use vm_superio::serial::NoEvents;
+use vm_superio::serial::{NoEvents, SerialState};
 
 use super::console::{ConsoleSink, InputLine};
 use super::{Notify, lock};
@@ -35,8 +36,45 @@ impl Serial {
     /// has room again after [`InputLine::room`] had fallen to 0.
     #[must_use]
     pub fn new(sink: Arc<dyn ConsoleSink>, interrupt: Notify, resume: Notify) -> Self {
-        let uart = vm_superio::Serial::new(Edge(interrupt), Out(sink));
-        Self { line: Mutex::new(Line { uart, waiting: VecDeque::new(), full: false, resume }) }
+        let interrupt: Arc<dyn Fn() + Send + Sync> = Arc::from(interrupt);
+        let uart = vm_superio::Serial::new(Edge(interrupt.clone()), Out(sink.clone()));
+        Self { line: Mutex::new(Line { uart, sink, interrupt, waiting: VecDeque::new(), full: false, resume }) }
+    }
+
+    /// Writes its registers and the input that waits.
+    pub fn save(&self, writer: &mut Writer) {
+        let mut line = lock(&self.line);
+        let state = line.uart.state();
+        registers(&state).into_iter().for_each(|register| writer.u8(register));
+        writer.bytes(&state.in_buffer);
+        writer.bytes(line.waiting.make_contiguous());
+    }
+
+    /// Takes what another line saved. Its interrupt may rise once more.
+    pub fn restore(&self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        let state = SerialState {
+            baud_divisor_low: reader.u8()?,
+            baud_divisor_high: reader.u8()?,
+            interrupt_enable: reader.u8()?,
+            interrupt_identification: reader.u8()?,
+            line_control: reader.u8()?,
+            line_status: reader.u8()?,
+            modem_control: reader.u8()?,
+            modem_status: reader.u8()?,
+            scratch: reader.u8()?,
+            in_buffer: reader.bytes()?.to_vec(),
+        };
+        let waiting = reader.bytes()?;
+        if waiting.len() > INPUT_LIMIT {
+            return Err(reader.wrong("a number of bytes that can wait", waiting.len() as u64));
+        }
+        let mut line = lock(&self.line);
+        let (edge, out) = (Edge(line.interrupt.clone()), Out(line.sink.clone()));
+        let received = state.in_buffer.len() as u64;
+        line.uart = vm_superio::Serial::from_state(&state, edge, NoEvents, out)
+            .map_err(|_| reader.wrong("a number of bytes that the FIFO holds", received))?;
+        line.waiting = waiting.to_vec().into();
+        Ok(())
     }
 }
 
@@ -72,8 +110,24 @@ impl DevicePio for Serial {
     }
 }
 
+fn registers(state: &SerialState) -> [u8; 9] {
+    [
+        state.baud_divisor_low,
+        state.baud_divisor_high,
+        state.interrupt_enable,
+        state.interrupt_identification,
+        state.line_control,
+        state.line_status,
+        state.modem_control,
+        state.modem_status,
+        state.scratch,
+    ]
+}
+
 struct Line {
     uart: vm_superio::Serial<Edge, NoEvents, Out>,
+    sink: Arc<dyn ConsoleSink>,
+    interrupt: Arc<dyn Fn() + Send + Sync>,
     waiting: VecDeque<u8>,
     /// The owner was told that there is no room.
     full: bool,
@@ -115,7 +169,7 @@ impl Line {
     }
 }
 
-struct Edge(Notify);
+struct Edge(Arc<dyn Fn() + Send + Sync>);
 
 impl Trigger for Edge {
     type E = Infallible;

@@ -27,6 +27,7 @@ use pci::function::{BarPiece, Changes, Pages, PciFunction, Programming, ResetKin
 use pci::ids::Ids;
 use pci::mirror::Mirror;
 use pci::seams::{DmaPort, IntxLine, MsiPort, Workers};
+use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
 
 use dma::Engine;
@@ -189,6 +190,18 @@ impl PciFunction for StubFunction {
 
     fn record_error(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {
         self.registers.record_error(error, header)
+    }
+
+    fn save(&mut self, writer: &mut Writer) -> Result<(), StateError> {
+        self.registers.save(writer);
+        lock(&self.control).save(writer);
+        self.memory.save(writer)
+    }
+
+    fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        self.registers.restore(reader)?;
+        lock(&self.control).restore(reader)?;
+        self.memory.restore(reader)
     }
 
     fn workers(&self) -> Option<Arc<dyn Workers>> {

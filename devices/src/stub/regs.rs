@@ -20,6 +20,7 @@
 //! range. A start while another copy runs is dropped. Everything else in the page reads 0 and keeps nothing.
 
 use pci::access::{self, Access, Reg};
+use pci::state::{Reader, StateError, Writer};
 
 /// "BNYN".
 pub const MAGIC: u32 = 0x4E59_4E42;
@@ -105,6 +106,23 @@ impl ControlRegs {
     /// All registers to their reset values; a copy that runs is cut off.
     pub fn reset(&mut self) {
         *self = Self { life: self.life + 1, ..Self::default() };
+    }
+
+    /// Writes the registers. No copy is under way.
+    pub fn save(&self, writer: &mut Writer) {
+        let ([source, source_high], [destination, destination_high]) = (self.source, self.destination);
+        let all = [self.scratch, self.completed, self.doorbells, source, source_high, destination, destination_high];
+        all.into_iter().chain([self.length, self.vector, self.status]).for_each(|register| writer.u32(register));
+    }
+
+    /// Takes what other registers saved.
+    pub fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        (self.scratch, self.completed, self.doorbells) = (reader.u32()?, reader.u32()?, reader.u32()?);
+        self.source = [reader.u32()?, reader.u32()?];
+        self.destination = [reader.u32()?, reader.u32()?];
+        (self.length, self.vector) = (reader.u32()?, reader.u32()?);
+        self.status = reader.u32()? & (DONE | ERROR);
+        Ok(())
     }
 
     fn dword(&self, reg: Reg) -> u32 {

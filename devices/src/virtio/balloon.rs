@@ -9,6 +9,7 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use pci::state::{Reader, StateError, Writer};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::buffers::Buffers;
@@ -177,6 +178,20 @@ impl Device for Balloon {
             })
         };
         start.rings.into_iter().map(worker).collect()
+    }
+
+    fn save(&self, writer: &mut Writer) -> Result<(), StateError> {
+        writer.u32(self.control.wanted.load(Ordering::Acquire));
+        writer.u32(self.control.actual.load(Ordering::Acquire));
+        Ok(())
+    }
+
+    fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        self.control.wanted.store(reader.u32()?, Ordering::Release);
+        let actual = reader.u32()?;
+        self.control.actual.store(actual, Ordering::Release);
+        self.config.iter_mut().skip(ACTUAL).zip(actual.to_le_bytes()).for_each(|(to, from)| *to = from);
+        Ok(())
     }
 
     fn reset(&mut self) {

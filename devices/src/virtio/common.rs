@@ -2,6 +2,7 @@
 //! 4.1.4.3). Touches no queue and no thread.
 
 use pci::access::{Access, Reg};
+use pci::state::{Reader, StateError, Writer};
 
 use super::feature;
 
@@ -198,6 +199,50 @@ impl CommonRegs {
             self.status |= status::DRIVER_OK;
         }
         (self.status & !old & status::DRIVER_OK != 0).then_some(Event::Start)
+    }
+}
+
+impl CommonRegs {
+    /// Writes all that a driver can have written.
+    pub fn save(&self, writer: &mut Writer) {
+        writer.u32(self.device_select);
+        writer.u32(self.driver_select);
+        writer.u64(self.features);
+        writer.u16(self.vector);
+        writer.u8(self.status);
+        writer.u16(self.selected);
+        writer.count(self.queues.len());
+        for queue in &self.queues {
+            writer.u16(queue.size);
+            writer.u16(queue.vector);
+            writer.bool(queue.enabled);
+            [queue.descriptors, queue.driver, queue.device].into_iter().for_each(|at| writer.u64(at));
+        }
+    }
+
+    /// Takes what a device with as many queues saved. Features that are not offered here, and were accepted there, are an error.
+    pub fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        let vectors = self.vectors;
+        let known = |vector: u16| if vector < vectors { vector } else { NO_VECTOR };
+        (self.device_select, self.driver_select) = (reader.u32()?, reader.u32()?);
+        self.features = reader.u64()?;
+        self.vector = known(reader.u16()?);
+        self.status = reader.u8()?;
+        if self.status & status::FEATURES_OK != 0 && self.features & !self.offered != 0 {
+            return Err(reader.wrong("a set of features that the device has here", self.features));
+        }
+        self.selected = reader.u16()?;
+        reader.same_count("queues", self.queues.len())?;
+        for queue in &mut self.queues {
+            queue.size = reader.u16()?;
+            if !queue.size.is_power_of_two() || queue.size > queue.max_size {
+                return Err(reader.wrong("a size that the queue can have", queue.size));
+            }
+            queue.vector = known(reader.u16()?);
+            queue.enabled = reader.bool()?;
+            (queue.descriptors, queue.driver, queue.device) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        }
+        Ok(())
     }
 }
 

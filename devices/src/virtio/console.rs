@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pci::state::{Reader, StateError, Writer};
 use vm_memory::{Bytes, GuestMemoryMmap};
 
 use super::buffers::{Buffers, scatter, total};
@@ -138,6 +139,20 @@ impl Device for Console {
             workers.push(Worker::start(name, &start.crew, vec![bell], move |stop| type_in(ring, &input, stop))?);
         }
         Ok(workers)
+    }
+
+    fn save(&self, writer: &mut Writer) -> Result<(), StateError> {
+        writer.bytes(self.input.lock().waiting.make_contiguous());
+        Ok(())
+    }
+
+    fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        let waiting = reader.bytes()?;
+        if waiting.len() > INPUT_LIMIT {
+            return Err(reader.wrong("a number of bytes that can wait", waiting.len() as u64));
+        }
+        self.input.lock().waiting = waiting.to_vec().into();
+        Ok(())
     }
 
     fn reset(&mut self) {

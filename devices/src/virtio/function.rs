@@ -1,6 +1,8 @@
 //! A virtio device as a PCI function: answers configuration cycles and BAR accesses, starts and stops the workers of its
 //! queues. What a queue is for is the device's business.
 
+mod state;
+
 use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use pci::bar::{BarIndex, Bars};
 use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use pci::function::{BarPiece, Changes, Doorbell, PciFunction, Programming, ResetKind};
 use pci::seams::{MsiPort, Workers};
+use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::guest_memory::Permissions;
@@ -48,6 +51,14 @@ pub trait Device: Send {
     fn write_config(&mut self, _offset: usize, _data: &[u8]) {}
     /// Starts serving the queues. The workers end when they are dropped: at the reset of the device, or with the function.
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>>;
+    /// Writes what a guest can have changed of it, apart from the transport's registers. Its workers are held.
+    fn save(&self, _writer: &mut Writer) -> Result<(), StateError> {
+        Ok(())
+    }
+    /// Takes what a device of the same kind saved. [`Device::start`] follows if the driver had started it.
+    fn restore(&mut self, _reader: &mut Reader<'_>) -> Result<(), StateError> {
+        Ok(())
+    }
     /// The device was reset; its workers have ended. What belongs to the host, such as sockets, stays.
     fn reset(&mut self) {}
 }
@@ -346,6 +357,14 @@ impl<D: Device> PciFunction for VirtioFunction<D> {
 
     fn workers(&self) -> Option<Arc<dyn Workers>> {
         Some(self.crew.clone())
+    }
+
+    fn save(&mut self, writer: &mut Writer) -> Result<(), StateError> {
+        self.save_all(writer)
+    }
+
+    fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        self.restore_all(reader)
     }
 
     fn detach(&mut self) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use pci::interrupts::Interrupts;
+use pci::state::{Reader, StateError, Writer};
 
 use super::common::NO_VECTOR;
 
@@ -113,6 +114,21 @@ impl Signals {
     pub fn reset(&self) {
         self.take_isr();
         self.needs_reset.store(false, Ordering::Release);
+    }
+
+    /// Writes what a driver can read of it.
+    pub fn save(&self, writer: &mut Writer) {
+        writer.u8(self.isr.load(Ordering::Acquire));
+        writer.bool(self.needs_reset());
+        writer.u8(self.generation());
+    }
+
+    /// Takes what another device saved.
+    pub fn restore(&self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        self.isr.store(reader.u8()? & (ISR_QUEUE | ISR_CONFIG), Ordering::Release);
+        self.needs_reset.store(reader.bool()?, Ordering::Release);
+        self.generation.store(reader.u8()?, Ordering::Release);
+        Ok(())
     }
 
     fn raise(&self, vector: u16) {

@@ -2,6 +2,7 @@
 //! 4.1.4.9): registers for BAR, offset and length, and a data register. Decides what an access means and does not do it.
 
 use pci::access::{Access, Reg};
+use pci::state::{Reader, StateError, Writer};
 
 use super::layout::BAR;
 
@@ -71,6 +72,19 @@ impl Window {
             _ => self.len = new,
         }
         Some(Touch::Register(new))
+    }
+
+    /// Writes the registers.
+    pub fn save(&self, writer: &mut Writer) {
+        writer.u8(self.bar);
+        writer.u32(self.offset);
+        writer.u32(self.len);
+    }
+
+    /// Takes what another window saved.
+    pub fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        (self.bar, self.offset, self.len) = (reader.u8()?, reader.u32()?, reader.u32()?);
+        Ok(())
     }
 
     fn target(&self) -> Option<Target> {

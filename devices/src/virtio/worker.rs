@@ -2,6 +2,7 @@
 //! is paused.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,10 +104,17 @@ impl Stop {
 }
 
 /// All workers of a function. They are held and released together; one that starts meanwhile is held, too.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Crew {
     gate: Gate,
     members: Mutex<Members>,
+    at_release: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl fmt::Debug for Crew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Crew").field("gate", &self.gate).field("members", &self.members).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -132,6 +140,11 @@ impl Crew {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Has `act` done when the workers are released next.
+    pub fn at_release(&self, act: Box<dyn FnOnce() + Send>) {
+        *self.at_release.lock().unwrap_or_else(PoisonError::into_inner) = Some(act);
+    }
+
     fn call(&self) {
         self.members().bells.values().flatten().for_each(|bell| bell.ring());
     }
@@ -148,6 +161,9 @@ impl Workers for Crew {
 
     fn release(&self) {
         self.gate.open();
+        if let Some(act) = self.at_release.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            act();
+        }
         // What came meanwhile rang for nobody.
         self.call();
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::access::{Access, Lanes, Reg};
 use crate::function::ResetKind;
 use crate::mirror::Mirror;
+use crate::state::{Reader, StateError, Writer};
 
 /// How one dword behaves. A bit is in at most one of `writable` and `clear_on_one`; in neither it is read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -188,6 +189,24 @@ impl ConfigSpace {
         if let Some(shown) = &self.mirror {
             Reg::all().zip(&self.dwords).for_each(|(reg, dword)| shown.store(reg, dword.value));
         }
+    }
+
+    /// Writes every register.
+    pub fn save(&self, writer: &mut Writer) {
+        writer.count(self.dwords.len());
+        self.dwords.iter().for_each(|dword| writer.u32(dword.value));
+    }
+
+    /// Takes what a function with the same definitions saved, as far as guests and errors can change it. The rest is the owner's
+    /// to set again.
+    pub fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        reader.same_count("registers", self.dwords.len())?;
+        for dword in &mut self.dwords {
+            let kept = dword.def.writable | dword.def.clear_on_one | dword.def.sticky;
+            dword.value = (dword.value & !kept) | (reader.u32()? & kept);
+        }
+        self.show_all();
+        Ok(())
     }
 
     /// Puts every bit to its reset value; sticky bits survive anything but a cold reset.

@@ -9,6 +9,7 @@ mod hotplug;
 mod inject;
 mod listing;
 mod reach;
+mod state;
 mod strays;
 #[cfg(test)]
 mod tests;

@@ -90,6 +90,18 @@ impl Reach {
         self.homes.get(&(function, bar)).copied()
     }
 
+    /// Where each BAR is, or was last.
+    pub(super) fn homes(&self) -> impl Iterator<Item = (FunctionId, BarIndex, u64)> + '_ {
+        self.homes.iter().map(|((function, bar), at)| (*function, *bar, *at))
+    }
+
+    /// Sets where a BAR was last.
+    pub(super) fn set_home(&mut self, function: FunctionId, bar: BarIndex, at: u64) {
+        if bar < BARS {
+            self.homes.insert((function, bar), at);
+        }
+    }
+
     /// The function was reset, or leaves: where its BARs were means nothing any longer.
     pub(super) fn forget(&mut self, function: FunctionId) {
         for bar in 0..BARS {

@@ -2,7 +2,7 @@
 //! take.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_CTRL_GUEST_OFFLOADS, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET, VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET,
@@ -49,23 +49,43 @@ fn read(command: &mut Vec<VolatileSlice<'_>>) -> Option<Command> {
     }
 }
 
+/// What the driver has set of a tap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Setting {
+    /// Pairs of queues in use.
+    pub(super) pairs: usize,
+    /// Feature bits of offloads.
+    pub(super) offloads: u64,
+}
+
 /// The tap, as the driver has it set.
 pub(super) struct Control {
+    /// For whoever keeps it.
+    pub(super) setting: Arc<Mutex<Option<Setting>>>,
     pub(super) taps: Vec<Arc<Tap>>,
     /// Pairs that the driver may use.
     pub(super) pairs: usize,
 }
 
 impl Control {
+    fn note(&self, change: impl FnOnce(&mut Setting)) {
+        if let Some(setting) = &mut *self.setting.lock().unwrap_or_else(PoisonError::into_inner) {
+            change(setting);
+        }
+    }
+
     /// Carries out a command, if it can be.
     pub(super) fn obey(&self, command: Command) -> Option<()> {
         match command {
             Command::Pairs(pairs) => {
                 (1..=self.pairs).contains(&pairs).then_some(())?;
-                self.set_pairs(pairs).ok()
+                self.set_pairs(pairs).ok()?;
+                self.note(|setting| setting.pairs = pairs);
+                Some(())
             }
             Command::Offloads(features) => {
                 self.set_offloads(features);
+                self.note(|setting| setting.offloads = features);
                 Some(())
             }
         }

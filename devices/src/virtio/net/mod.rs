@@ -19,10 +19,11 @@ mod transmit;
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use pci::seams::MsiPort;
+use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN,
@@ -37,7 +38,7 @@ use super::limit::{Limit, LimitSpec};
 use super::ring::{Memory, Ring};
 use super::worker::{Stop, Worker};
 use crate::complaints::Complaints;
-use control::Control;
+use control::{Control, Setting};
 use lane::Lane;
 use receive::Receiver;
 use tap::{Offloads, Tap};
@@ -90,6 +91,8 @@ pub struct Net {
     sizes: Vec<u16>,
     config: Vec<u8>,
     complaints: Arc<Mutex<Complaints>>,
+    /// What the driver has set, from its start to the reset.
+    setting: Arc<Mutex<Option<Setting>>>,
 }
 
 impl Net {
@@ -102,7 +105,7 @@ impl Net {
         // `struct virtio_net_config`: address, status with the link up, pairs, MTU.
         let mtu = spec.mtu.unwrap_or(MTU);
         let config = [spec.mac.as_slice(), &[1, 0], &count.to_le_bytes(), &mtu.to_le_bytes()].concat();
-        Ok(Self { name: name.to_owned(), spec, sizes, config, complaints: Arc::default() })
+        Ok(Self { name: name.to_owned(), spec, sizes, config, complaints: Arc::default(), setting: Arc::default() })
     }
 
     /// Bytes that a packet may have, with its header.
@@ -148,9 +151,11 @@ impl Device for Net {
         let all = self.spec.taps.len();
         // Without the feature there is one pair, and the control queue follows it (virtio 1.2 5.1.2).
         let pairs = if features & 1 << VIRTIO_NET_F_MQ == 0 { 1 } else { all };
-        let control = Control { taps: self.spec.taps.clone(), pairs };
-        control.set_offloads(features);
-        control.set_pairs(1)?;
+        let first = Setting { pairs: 1, offloads: features };
+        let control = Control { setting: self.setting.clone(), taps: self.spec.taps.clone(), pairs };
+        let setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(first).to_owned();
+        control.set_offloads(setting.offloads);
+        control.set_pairs(setting.pairs)?;
         let receiver = Receiver { mergeable: features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0, largest: self.largest(features) };
         let mut workers = Vec::new();
         for (pair, tap) in self.spec.taps.iter().take(pairs).enumerate() {
@@ -174,6 +179,33 @@ impl Device for Net {
             workers.push(Worker::start(name, &start.crew, bells, move |stop| control_queue(ring, stop, &control))?);
         }
         Ok(workers)
+    }
+
+    fn save(&self, writer: &mut Writer) -> Result<(), StateError> {
+        let setting = *self.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        writer.bool(setting.is_some());
+        if let Some(setting) = setting {
+            writer.count(setting.pairs);
+            writer.u64(setting.offloads);
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        let setting = if reader.bool()? {
+            let pairs = reader.u32()?;
+            let known = usize::try_from(pairs).ok().filter(|pairs| (1..=self.spec.taps.len()).contains(pairs));
+            let known = known.ok_or_else(|| reader.wrong("a number of pairs that the interface has", pairs))?;
+            Some(Setting { pairs: known, offloads: reader.u64()? })
+        } else {
+            None
+        };
+        *self.setting.lock().unwrap_or_else(PoisonError::into_inner) = setting;
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        *self.setting.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 

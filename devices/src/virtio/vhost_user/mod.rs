@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pci::seams::MsiPort;
+use pci::state::{StateError, Writer};
 use thiserror::Error;
 use virtio_bindings::{virtio_blk, virtio_net};
 
@@ -244,6 +245,10 @@ impl Device for Remote {
                 Cow::Owned(config)
             }
         }
+    }
+
+    fn save(&self, _: &mut Writer) -> Result<(), StateError> {
+        Err(StateError::NotKept { why: "another process serves it" })
     }
 
     fn start(&mut self, mut start: Start) -> io::Result<Vec<Worker>> {

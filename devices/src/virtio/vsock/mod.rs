@@ -23,6 +23,8 @@ use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
+use pci::state::{Reader, StateError, Writer};
+
 use super::function::{Device, Start, VirtioFunction};
 use super::kind::Kind;
 use super::worker::Worker;
@@ -54,13 +56,15 @@ pub struct Vsock {
     thread_name: String,
     spec: VsockSpec,
     config: [u8; 8],
+    /// The driver has yet to hear that all its connections have ended.
+    lost: bool,
 }
 
 impl Vsock {
     /// The device `name`.
     pub fn new(name: &str, spec: VsockSpec) -> io::Result<Self> {
         spec.listener.set_nonblocking(true)?;
-        Ok(Self { thread_name: format!("vsock-{name}"), config: u64::from(spec.cid).to_le_bytes(), spec })
+        Ok(Self { thread_name: format!("vsock-{name}"), config: u64::from(spec.cid).to_le_bytes(), spec, lost: false })
     }
 }
 
@@ -81,6 +85,20 @@ impl Device for Vsock {
         Cow::Borrowed(&self.config)
     }
 
+    /// Streams are not kept: both sides find them ended.
+    fn save(&self, _: &mut Writer) -> Result<(), StateError> {
+        Ok(())
+    }
+
+    fn restore(&mut self, _: &mut Reader<'_>) -> Result<(), StateError> {
+        self.lost = true;
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.lost = false;
+    }
+
     fn start(&mut self, mut start: Start) -> io::Result<Vec<Worker>> {
         let (Some(receive), Some(transmit)) = (start.ring(RECEIVE), start.ring(TRANSMIT)) else {
             return Err(io::Error::other("the driver set up only a part of the queues"));
@@ -88,7 +106,7 @@ impl Device for Vsock {
         let bells = vec![receive.bell().clone()];
         let listener = self.spec.listener.try_clone()?;
         let host = Host { cid: self.spec.cid.into(), path: self.spec.path.clone(), listener };
-        let traffic = Traffic::new(host, receive, transmit, start.ring(EVENT))?;
+        let traffic = Traffic::new(host, receive, transmit, start.ring(EVENT), std::mem::take(&mut self.lost))?;
         Ok(vec![Worker::start(self.thread_name.clone(), &start.crew, bells, move |stop| traffic.run(stop))?])
     }
 }

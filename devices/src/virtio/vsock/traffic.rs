@@ -38,6 +38,8 @@ const TRANSMIT_BELL: u64 = 1;
 const EVENT_BELL: u64 = 2;
 const LISTENER: u64 = 3;
 const FIRST_TOKEN: u64 = 16;
+/// The event that says that all connections have ended.
+const TRANSPORT_RESET: u32 = 0;
 
 /// What the device is connected to.
 pub(super) struct Host {
@@ -52,8 +54,10 @@ pub(super) struct Host {
 pub(super) struct Traffic {
     receive: Ring,
     transmit: Ring,
-    /// Only for migrations, which there are none of.
+    /// Where the driver hears that its connections are lost.
     event: Option<Ring>,
+    /// It has yet to hear that.
+    lost: bool,
     streams: Streams,
     /// The guest's queue may hold something.
     unread: bool,
@@ -78,7 +82,7 @@ struct Streams {
 
 impl Traffic {
     /// For the queues that the driver set up.
-    pub(super) fn new(host: Host, receive: Ring, transmit: Ring, event: Option<Ring>) -> io::Result<Self> {
+    pub(super) fn new(host: Host, receive: Ring, transmit: Ring, event: Option<Ring>, lost: bool) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let add = |fd: &dyn AsFd, token| epoll::add(&epoll, fd.as_fd(), epoll::EventData::new_u64(token), epoll::EventFlags::IN);
         add(receive.bell().as_ref(), RECEIVE_BELL)?;
@@ -100,7 +104,7 @@ impl Traffic {
             listener_rests: false,
             turn: 0,
         };
-        Ok(Self { receive, transmit, event, streams, unread: true })
+        Ok(Self { receive, transmit, event, lost, streams, unread: true })
     }
 
     /// Works until `stop` says so or a ring is corrupt.
@@ -141,6 +145,7 @@ impl Traffic {
                     token => self.streams.event(token, event.flags),
                 }
             }
+            self.tell_lost()?;
             if self.unread {
                 self.streams.turn = 0;
                 let streams = &mut self.streams;
@@ -149,6 +154,28 @@ impl Traffic {
             }
             more = self.feed_guest(stop)?;
         }
+        Ok(())
+    }
+
+    /// Tells the driver that its connections have ended (virtio 1.2 5.10.6.7, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`), as soon as it
+    /// has a buffer for it.
+    fn tell_lost(&mut self) -> Result<(), Corrupt> {
+        let Some(ring) = self.event.as_mut().filter(|_| self.lost) else { return Ok(()) };
+        let memory = ring.memory();
+        let chain = loop {
+            match ring.pop(&memory)? {
+                Some(chain) => break chain,
+                // One that came meanwhile may not have rung.
+                None if ring.listen(&memory)? => {}
+                None => return Ok(()),
+            }
+        };
+        let head = chain.head_index();
+        let buffers = Buffers::of(chain, &memory).filter(|buffers| buffers.whole && buffers.readable.is_empty());
+        let event = buffers.and_then(|buffers| scatter(&TRANSPORT_RESET.to_le_bytes(), &buffers.writable)).ok_or(Corrupt)?;
+        ring.push(&memory, head, event)?;
+        ring.tell(&memory)?;
+        self.lost = false;
         Ok(())
     }
 

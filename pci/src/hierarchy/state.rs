@@ -1,0 +1,70 @@
+//! The whole tree, written down: every function by its name, and where BARs were that are hidden at the moment.
+
+use super::{Hierarchy, What, lock, reach};
+use crate::bar::BarIndex;
+use crate::effect::Effect;
+use crate::function::FunctionId;
+use crate::state::{Reader, StateError, Writer};
+use crate::topology::Name;
+
+impl Hierarchy {
+    /// Writes the state of every function. Nobody may use them meanwhile. Fails with the name of one whose state is elsewhere.
+    pub fn save(&mut self, writer: &mut Writer) -> Result<(), StateError> {
+        writer.count(self.nodes.len());
+        for node in self.nodes.values() {
+            let name = &node.name;
+            let saved = writer.section(&name.0, |writer| match &node.what {
+                What::Port(port) => {
+                    port.save(writer);
+                    Ok(())
+                }
+                What::Endpoint(shared) => lock(shared).save(writer),
+            });
+            saved.map_err(|source| StateError::Device { name: name.clone(), source: Box::new(source) })?;
+        }
+        let homes: Vec<(&Name, BarIndex, u64)> = self
+            .reach
+            .homes()
+            .filter_map(|(function, bar, at)| self.nodes.get(&function).map(|node| (&node.name, bar, at)))
+            .collect();
+        writer.count(homes.len());
+        for (name, bar, at) in homes {
+            writer.bytes(name.0.as_bytes());
+            writer.u8(bar);
+            writer.u64(at);
+        }
+        Ok(())
+    }
+
+    /// Takes what a tree of the same functions saved. Workers of endpoints start in the state in which they are held, if they
+    /// are. What follows for the machine is added to `effects`.
+    pub fn restore(&mut self, reader: &mut Reader<'_>, effects: &mut Vec<Effect>) -> Result<(), StateError> {
+        let all = self.ids();
+        let nothing = all.iter().filter(|id| self.endpoint(**id).is_some());
+        let nothing: Vec<_> = nothing.map(|id| reach::Wanted { function: *id, bars: Vec::new(), bus_master: false }).collect();
+        self.reach.settle(&nothing, effects);
+        reader.same_count("functions", self.nodes.len())?;
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..all.len() {
+            let (name, mut inside) = reader.any_section()?;
+            let id = self.named(&name).filter(|id| seen.insert(*id));
+            let node = id.and_then(|id| self.nodes.get_mut(&id)).ok_or(StateError::Unknown { name })?;
+            let taken = match &mut node.what {
+                What::Port(port) => port.restore(&mut inside),
+                What::Endpoint(shared) => lock(shared).restore(&mut inside),
+            };
+            let taken = taken.and_then(|()| inside.end());
+            taken.map_err(|source| StateError::Device { name: node.name.clone(), source: Box::new(source) })?;
+        }
+        all.iter().for_each(|id| self.reach.forget(*id));
+        for _ in 0..reader.count()? {
+            let name = String::from_utf8_lossy(reader.bytes()?).into_owned();
+            let (bar, at) = (reader.u8()?, reader.u64()?);
+            let id: FunctionId = self.named(&name).ok_or(StateError::Unknown { name })?;
+            self.reach.set_home(id, bar, at);
+        }
+        self.settle(&all, effects);
+        self.settle_mirrors(effects);
+        Ok(())
+    }
+}
