@@ -18,7 +18,7 @@ use crate::info::{Counters, DeviceInfo, Injection, Listing};
 pub type Added = Option<DeviceInfo>;
 
 /// A request to the core. Which are possible in which phase is the core's to decide; it answers the others with
-/// [`ErrorKind::WrongState`], and all but `Create` and `VmmShutdown` with [`ApiError::no_vm`] while there is no machine.
+/// [`ErrorKind::WrongState`], and all but `Create`, `Restore` and `VmmShutdown` with [`ApiError::no_vm`] while there is no machine.
 #[derive(Debug)]
 pub enum Command {
     /// Check, plan and prepare a machine; start preparing memory.
@@ -61,6 +61,22 @@ pub enum Command {
     /// Let them go on.
     Resume {
         /// Answered when they go on.
+        reply: Reply<()>,
+    },
+    /// Write a paused machine down.
+    Snapshot {
+        /// An empty folder.
+        to: PathBuf,
+        /// Answered when all of it is written.
+        reply: Reply<()>,
+    },
+    /// Make a machine that was written down, paused.
+    Restore {
+        /// The folder.
+        from: PathBuf,
+        /// All memory is read before it is answered.
+        prefault: bool,
+        /// Answered when it can be resumed.
         reply: Reply<()>,
     },
     /// Change how much it has. What is `None` stays as it is; equal is no work.
@@ -173,6 +189,8 @@ impl Command {
             Self::PowerButton { .. } => "vm.power-button",
             Self::Pause { .. } => "vm.pause",
             Self::Resume { .. } => "vm.resume",
+            Self::Snapshot { .. } => "vm.snapshot",
+            Self::Restore { .. } => "vm.restore",
             Self::Resize { .. } => "vm.resize",
             Self::AddDevice { .. } => "vm.add-device",
             Self::AddDisk { .. } => "vm.add-disk",
@@ -199,6 +217,8 @@ impl Command {
             | Self::PowerButton { reply }
             | Self::Pause { reply }
             | Self::Resume { reply }
+            | Self::Snapshot { reply, .. }
+            | Self::Restore { reply, .. }
             | Self::Resize { reply, .. }
             | Self::RemoveDevice { reply, .. }
             | Self::VmmShutdown { reply } => reply.send(Err(error)),

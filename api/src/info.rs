@@ -84,6 +84,10 @@ pub enum Step {
     DmaMap,
     /// The kernel is read.
     Load,
+    /// Guest memory is written down.
+    Snapshot,
+    /// Guest memory is read from a snapshot.
+    Restore,
 }
 
 impl fmt::Display for Step {
@@ -92,6 +96,8 @@ impl fmt::Display for Step {
             Self::Prefault => "prefault",
             Self::DmaMap => "dma-map",
             Self::Load => "load",
+            Self::Snapshot => "snapshot",
+            Self::Restore => "restore",
         })
     }
 }

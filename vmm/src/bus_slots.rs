@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arch::ports;
 use pci::function::FunctionId;
 use pci::slot::SlotEvent;
+use pci::state::{Reader, StateError, Writer};
 use pci::topology::{Name, Parent};
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
@@ -103,6 +104,28 @@ impl BusSlots {
             let mut all = buses.iter().flat_map(|bus| bus.there.iter().map(move |there| (bus.on, there)));
             let (on, (number, functions)) = all.find(|(_, (_, there))| there.iter().any(|(_, there)| there == name))?;
             Some((Slot { on, number: *number }, functions.clone()))
+        })
+    }
+
+    /// Writes what the guest has yet to read.
+    pub fn save(&self, writer: &mut Writer) {
+        self.change(|buses| {
+            writer.count(buses.len());
+            for bus in buses {
+                writer.u32(bus.came);
+                writer.u32(bus.leaves);
+            }
+        });
+    }
+
+    /// Takes what slots of the same buses with the same devices saved.
+    pub fn restore(&self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        self.change(|buses| {
+            reader.same_count("buses with slots", buses.len())?;
+            for bus in buses {
+                (bus.came, bus.leaves) = (reader.u32()?, reader.u32()?);
+            }
+            Ok(())
         })
     }
 

@@ -55,6 +55,11 @@ impl Changes {
         &self.added
     }
 
+    /// Planned devices that left.
+    pub fn left(&self) -> impl Iterator<Item = &Name> {
+        self.left.iter()
+    }
+
     /// Whether the planned device `name` has left.
     #[must_use]
     pub fn has_left(&self, name: &Name) -> bool {

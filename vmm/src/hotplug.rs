@@ -112,6 +112,12 @@ impl HotPlug {
         self.changes
     }
 
+    /// The same while the machine goes on.
+    #[must_use]
+    pub const fn changes_so_far(&self) -> &Changes {
+        &self.changes
+    }
+
     /// The guest is held.
     pub fn pause(&mut self, now: Instant) {
         self.paused.get_or_insert(now);

@@ -52,6 +52,7 @@ pub mod serve;
 pub mod session;
 pub mod signals;
 pub mod slot_events;
+pub mod snapshot;
 pub mod spec;
 pub mod table;
 pub mod terminal;

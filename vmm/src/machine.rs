@@ -3,6 +3,8 @@
 //! All memory slots are set before the interrupt controller and the vCPUs exist (see [`crate::kvm::Vm`]), so endpoints are
 //! made and everything that the plan makes reachable is mapped first.
 
+mod state;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -12,7 +14,8 @@ use arch::x86_64::acpi::{self, AcpiError, Cpu, PrtEntry};
 use arch::x86_64::regs::Entry;
 use arch::x86_64::{layout, reset_vector, smbios};
 use devices::acpi::{HotPlugRegisters, MemoryDevice};
-use devices::legacy::{ConsoleSink, PanicSink, Serial};
+use devices::gate::Gate;
+use devices::legacy::{ConsoleSink, PanicPort, PanicSink, ResetControl, Serial};
 use devices::vfio::Domain;
 use devices::virtio::balloon::BalloonControl;
 use devices::virtio::{Memory, console};
@@ -44,6 +47,8 @@ use crate::ports::{self, PortsError};
 use crate::resize::{Extent, Room};
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
+pub use state::{RestoreError, SaveError};
+
 use crate::vcpu::{Maker, Named, Runner, SetupError, ThreadError, Threads, Vcpu};
 
 /// Functions that a device can have.
@@ -80,6 +85,8 @@ pub struct Design<'a> {
     pub cpuid: &'a CpuId,
     /// What virtio devices use of the host.
     pub backends: &'a Arc<Backends>,
+    /// The state of a machine like this one, which this one goes on with, held. RAM is as that machine left it.
+    pub state: Option<&'a [u8]>,
 }
 
 /// A machine whose vCPUs run.
@@ -87,6 +94,7 @@ pub struct Machine {
     threads: Threads,
     /// The serial line, for input.
     pub serial: Arc<Serial>,
+    legacy: Legacy,
     /// The virtio console, for input.
     pub console: Option<Arc<console::Input>>,
     /// Where its end is announced.
@@ -116,15 +124,20 @@ impl Machine {
         let Groundwork { vm, ram, used, functions, .. } = ground;
         let vm = Arc::new(vm);
         let (config, plan) = (design.config, design.plan);
-        let payload = Image::open(config.payload.as_ref().ok_or(MachineError::NothingToRun)?)?;
+        let payload = config.payload.as_ref().ok_or(MachineError::NothingToRun)?;
+        // A kernel that runs is in RAM.
+        let image = match (design.state, payload) {
+            (Some(_), Payload::Kernel(_)) => None,
+            _ => Some(Image::open(payload)?),
+        };
         let ending = Ending::new().map_err(MachineError::Event)?;
         let mut slots = Slots::new(vm.fd(), vm.max_slots());
         for region in memory::regions(&ram) {
             // SAFETY: `ram` is kept by the machine until its vCPUs have ended.
             unsafe { slots.add(region.at, region.len, region.host) }?;
         }
-        let firmware = match (&payload, plan.map.firmware) {
-            (Image::Firmware(image), Some(range)) => Some(map_firmware(&mut slots, &ram, image, range)?),
+        let firmware = match (&image, plan.map.firmware) {
+            (Some(Image::Firmware(image)), Some(range)) => Some(map_firmware(&mut slots, &ram, image, range)?),
             _ => None,
         };
         let memory = Memory::new(ram.clone());
@@ -161,13 +174,16 @@ impl Machine {
             hierarchy.mirror(|id| mirrors.page(id));
             mapper.set_mirrors(mirrors);
         }
-        let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), payload.wants_config_ports(config)));
+        let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), wants_config_ports(config)));
         vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
         let bus_slots = bus_slots(&vm, design, &pci, &slot_events);
         hotplug::newcomer::restore(&pci, &mut factory, design.added, bus_slots.as_deref())?;
         let extent = design.extent.cloned().unwrap_or_else(|| Extent::at_start(config));
-        let entry = load(&ram, used, payload, design, &extent)?;
+        let entry = match image.filter(|_| design.state.is_none()) {
+            Some(image) => load(&ram, used, image, design, &extent)?,
+            None => None,
+        };
         let maker = Maker {
             vm: Arc::clone(&vm),
             processors: design.spec.processors.clone(),
@@ -176,16 +192,28 @@ impl Machine {
             kvm_signature: config.cpus.kvm_signature,
             address_bits: plan.map.physical_address_bits,
         };
-        let vcpus = extent.cpus.iter().map(|id| maker.make(*id, entry.as_ref())).collect::<Result<_, _>>()?;
+        let vcpus: Vec<Vcpu> = extent.cpus.iter().map(|id| maker.make(*id, entry.as_ref())).collect::<Result<_, _>>()?;
         let ejected = Arc::new(Ejected::new().map_err(MachineError::Event)?);
         let hot_plug = hot_plug_registers(&vm, &extent, &ejected);
-        let (ports, serial) = ports::wire(&vm, config, surroundings, &ending, &pci, &hot_plug, bus_slots.as_ref())?;
+        let wired = ports::wire(&vm, config, surroundings, &ending, &pci, &hot_plug, bus_slots.as_ref())?;
+        let legacy = Legacy {
+            serial: Arc::clone(&wired.serial),
+            reset: wired.reset,
+            panic: wired.panic,
+            hot_plug: Arc::clone(&hot_plug),
+            bus_slots: bus_slots.clone(),
+        };
+        let gate = Gate::default();
+        if let Some(state) = design.state {
+            gate.close();
+            state::restore(state, &vm, &pci, &legacy, &vcpus)?;
+        }
         let runner = Arc::new(Runner {
-            ports,
+            ports: wired.ports,
             pci: Arc::clone(&pci),
             space,
             stop: Arc::clone(&ending.stop),
-            gate: Arc::default(),
+            gate: Arc::new(gate),
             ended: {
                 let ending = Arc::clone(&ending);
                 Box::new(move |ended| ending.say(End::Vcpu(ended)))
@@ -194,7 +222,8 @@ impl Machine {
         let threads = Threads::start(vcpus, named, &runner)?;
         Ok(Self {
             threads,
-            serial,
+            serial: wired.serial,
+            legacy,
             console,
             ending,
             pci,
@@ -324,6 +353,12 @@ impl Machine {
         self.factory.balloon()
     }
 
+    /// RAM.
+    #[must_use]
+    pub fn ram(&self) -> GuestMemoryMmap {
+        GuestMemoryMmap::clone(&self.ram.memory())
+    }
+
     /// The hierarchy and what is mapped of it.
     #[must_use]
     pub fn pci(&self) -> &PciBus {
@@ -370,6 +405,15 @@ pub fn check_payload(config: &VmConfig) -> Result<(), MachineError> {
     }
 }
 
+/// What is not a PCI function and has a state.
+struct Legacy {
+    serial: Arc<Serial>,
+    reset: Arc<ResetControl>,
+    panic: Option<Arc<PanicPort>>,
+    hot_plug: Arc<HotPlugRegisters>,
+    bus_slots: Option<Arc<BusSlots>>,
+}
+
 enum Image {
     Kernel(Box<Kernel>),
     Firmware(Firmware),
@@ -382,18 +426,16 @@ impl Image {
             Payload::Firmware(path) => Self::Firmware(Firmware::read(path)?),
         })
     }
+}
 
-    /// Firmware needs the ports; Linux uses ECAM for everything when they stay silent, which costs fewer exits, unless its
-    /// command line takes ECAM away.
-    fn wants_config_ports(&self, config: &VmConfig) -> bool {
-        match (config.pcie.cf8, &config.payload, self) {
-            (api::config::Cf8::On, ..) => true,
-            (api::config::Cf8::Off, ..) => false,
-            (api::config::Cf8::Auto, Some(Payload::Kernel(kernel)), Self::Kernel(_)) => {
-                SwitchedOff::by(&kernel.cmdline).needs_ports()
-            }
-            (api::config::Cf8::Auto, ..) => true,
-        }
+/// Firmware needs the ports; Linux uses ECAM for everything when they stay silent, which costs fewer exits, unless its command
+/// line takes ECAM away.
+fn wants_config_ports(config: &VmConfig) -> bool {
+    match (config.pcie.cf8, &config.payload) {
+        (api::config::Cf8::On, _) => true,
+        (api::config::Cf8::Off, _) => false,
+        (api::config::Cf8::Auto, Some(Payload::Kernel(kernel))) => SwitchedOff::by(&kernel.cmdline).needs_ports(),
+        (api::config::Cf8::Auto, _) => true,
     }
 }
 
@@ -544,6 +586,9 @@ pub enum MachineError {
     /// Event descriptors.
     #[error("cannot make an event descriptor: the limit of open files is reached (ulimit -n)")]
     Event(#[source] std::io::Error),
+    /// The state of another machine.
+    #[error("the machine cannot go on where the saved one was")]
+    State(#[from] RestoreError),
     /// ACPI tables.
     #[error(transparent)]
     Acpi(#[from] AcpiError),

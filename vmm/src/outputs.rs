@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use api::config::{OutputConfig, VmConfig};
 use api::events::Event;
 use api::http::Listening;
+use api::info::Phase;
 use devices::legacy::console::Discard;
 use devices::legacy::{Console, ConsoleSink, InputLine, Line, Panic, PanicSink, PowerEvent};
 use rustix::io::Errno;
@@ -27,6 +28,7 @@ use crate::machine::{Design, Machine, Surroundings};
 use crate::run::{RunError, needs};
 use crate::session::{Service, Session};
 use crate::signals::Signals;
+use crate::snapshot::Saved;
 use crate::terminal::RawTerminal;
 use crate::vcpu::Named;
 
@@ -114,7 +116,7 @@ impl Outputs {
         })
     }
 
-    /// Runs the machine until its end; devices that came and went stay so through resets. Commands of `service` are answered meanwhile.
+    /// Runs the machine until its end, from the start or, held, from where a saved one was; devices that came and went stay so through resets. Commands of `service` are answered meanwhile.
     pub fn run(
         &self,
         ground: Groundwork,
@@ -122,6 +124,7 @@ impl Outputs {
         design: &Design<'_>,
         options: &RunOptions,
         mut service: Option<&mut Service<'_>>,
+        mut saved: Option<&Saved>,
     ) -> Result<End, RunError> {
         let resume = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RunError::Event)?);
         let events = service.as_ref().map(|service| service.published.events().clone());
@@ -145,11 +148,13 @@ impl Outputs {
         let mut ground = Some(ground);
         let mut ram: Option<GuestMemoryMmap> = None;
         let mut terminal = None;
-        let mut changes = Changes::default();
+        let mut changes = saved.map_or_else(Changes::default, |saved| saved.changes.clone());
         loop {
             let plan = changes.plan(design.plan);
             let extent = changes.extent(design.config);
             let design = Design { plan: &plan, added: changes.added(), extent: Some(&extent), ..*design };
+            let restored = saved.take();
+            let design = Design { state: restored.map(|saved| saved.state.machine.as_slice()), ..design };
             let next = match ground.take() {
                 Some(ground) => ground,
                 None => {
@@ -187,7 +192,7 @@ impl Outputs {
                 None => driver::run(&ending, sources, None)?,
                 Some(service) => {
                     let mut session = Session::new(service, &mut machine, &design, changes.clone()).map_err(RunError::Event)?;
-                    session.started();
+                    session.started(if restored.is_some() { Phase::Paused } else { Phase::Running });
                     let end = driver::run(&ending, sources, Some(&mut session))?;
                     next_changes = session.changes();
                     end

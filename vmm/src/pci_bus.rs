@@ -91,6 +91,12 @@ impl PciBus {
         }
     }
 
+    /// The address latch, if the ports are answered.
+    #[must_use]
+    pub const fn latch(&self) -> Option<&AddressLatch> {
+        self.latch.as_ref()
+    }
+
     /// Looks at the tree, or changes it; effects that `change` leaves are carried out before this returns.
     pub fn change<T>(&self, change: impl FnOnce(&mut Tree) -> T) -> T {
         let mut tree = self.lock();
@@ -169,7 +175,7 @@ pub struct ConfigPorts {
     /// Where configuration accesses go.
     pub pci: Arc<PciBus>,
     /// What a byte access to 0xCF9 means.
-    pub reset: ResetControl,
+    pub reset: Arc<ResetControl>,
 }
 
 impl DevicePio for ConfigPorts {

@@ -29,7 +29,19 @@ const _: () = {
     assert!(ports::event::POWER_BUTTON == acpi::POWER_BUTTON_EVENT && ports::MEMORY_DEVICE_LEN == acpi::MEMORY_DEVICE_LEN);
 };
 
-/// Connects everything; returns the serial line beside, for input.
+/// What answers, and those of it that have a state.
+pub struct Wired {
+    /// Who answers at which port.
+    pub ports: IoManager,
+    /// The serial line.
+    pub serial: Arc<Serial>,
+    /// The reset register.
+    pub reset: Arc<ResetControl>,
+    /// Where the guest's kernel says that it panicked.
+    pub panic: Option<Arc<PanicPort>>,
+}
+
+/// Connects everything.
 pub fn wire(
     vm: &Vm,
     config: &VmConfig,
@@ -38,7 +50,7 @@ pub fn wire(
     pci: &Arc<PciBus>,
     hot_plug: &Arc<HotPlugRegisters>,
     bus_slots: Option<&Arc<BusSlots>>,
-) -> Result<(IoManager, Arc<Serial>), PortsError> {
+) -> Result<Wired, PortsError> {
     let mut bus = Bus(IoManager::new());
     let power: Arc<dyn PowerSink> = {
         let ending = Arc::clone(ending);
@@ -46,11 +58,11 @@ pub fn wire(
     };
     bus.add(ports::SLEEP_CONTROL, 2, "sleep control", SleepControl::new(Arc::clone(&power)))?;
     bus.add(ports::I8042_COMMAND - 4, 5, "keyboard controller", KeyboardController::new(Arc::clone(&power)))?;
-    let reset = ResetControl::new(Arc::clone(&power));
+    let reset = Arc::new(ResetControl::new(Arc::clone(&power)));
     if pci.answers_ports() {
-        bus.add(ports::CONFIG_ADDRESS, 8, "PCI configuration", ConfigPorts { pci: Arc::clone(pci), reset })?;
+        bus.add(ports::CONFIG_ADDRESS, 8, "PCI configuration", ConfigPorts { pci: Arc::clone(pci), reset: Arc::clone(&reset) })?;
     } else {
-        bus.add(ports::RESET, 1, "reset register", reset)?;
+        bus.add_shared(ports::RESET, 1, "reset register", Arc::clone(&reset) as _)?;
     }
     let registers = || Arc::clone(hot_plug);
     bus.add(ports::HOT_PLUG_EVENTS, ports::HOT_PLUG_EVENTS_LEN, "event registers", EventPorts(registers()))?;
@@ -65,8 +77,9 @@ pub fn wire(
         // Guests made for QEMU write 1, 2 or 4 bytes.
         bus.add(ports::DEBUG_EXIT, 4, "debug exit", DebugExit::new(power))?;
     }
-    if config.panic_port {
-        bus.add(ports::PANIC, 1, "panic port", PanicPort::new(Arc::clone(&surroundings.panicked)))?;
+    let panic = config.panic_port.then(|| Arc::new(PanicPort::new(Arc::clone(&surroundings.panicked))));
+    if let Some(panic) = &panic {
+        bus.add_shared(ports::PANIC, 1, "panic port", Arc::clone(panic) as _)?;
     }
     if let Some(slots) = bus_slots {
         bus.add_shared(ports::BUS_SLOTS, slots.ports(), "slots of buses", Arc::clone(slots) as _)?;
@@ -83,7 +96,7 @@ pub fn wire(
     let resume = Arc::clone(&surroundings.resume);
     let serial = Arc::new(Serial::new(Arc::clone(&surroundings.serial), Box::new(interrupt), Box::new(move || resume())));
     bus.add_shared(ports::SERIAL, ports::SERIAL_LEN, "serial line", serial.clone())?;
-    Ok((bus.0, serial))
+    Ok(Wired { ports: bus.0, serial, reset, panic })
 }
 
 /// Reads a port for a vCPU: 1, 2 or 4 bytes, or as many as a string instruction takes at once. All ones where nobody answers.

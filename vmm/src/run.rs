@@ -29,6 +29,7 @@ use crate::own_files::{self, Beside, FilesError};
 use crate::plan::{self, Limits, MachinePlan, MachinePlanError};
 use crate::print::print;
 use crate::session::Service;
+use crate::snapshot::Saved;
 use crate::spec::{self, Endpoint, Spec, SpecError};
 use crate::vcpu::{Ended, Named};
 
@@ -56,10 +57,10 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?.map(Arc::new);
     let (blueprint, vm) = Blueprint::new(config, recorded)?;
     let backends = Arc::new(Backends::open(&blueprint.spec)?);
-    let guest = Guest::open(Arc::new(blueprint), backends)?;
+    let guest = Guest::open(Arc::new(blueprint), backends, false)?;
     let ground = Groundwork::open(vm, &guest.blueprint.needs(), None)?;
     ground.lay(&ground.work())?;
-    Ok(exit_code(guest.run(ground, None, options, None)?))
+    Ok(exit_code(guest.run(ground, None, options, None, None)?))
 }
 
 /// A machine that is decided, with nothing made of it.
@@ -135,12 +136,14 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Looks at what shall run, opens outputs, says what a user should know.
-    pub fn open(blueprint: Arc<Blueprint>, backends: Arc<Backends>) -> Result<Self, RunError> {
+    /// Looks at what shall run, unless it is `restored` and runs, opens outputs, says what a user should know.
+    pub fn open(blueprint: Arc<Blueprint>, backends: Arc<Backends>, restored: bool) -> Result<Self, RunError> {
         for note in notes(&blueprint.spec, &blueprint.plan) {
             log::warn!("{note}");
         }
-        machine::check_payload(&blueprint.config)?;
+        if !restored {
+            machine::check_payload(&blueprint.config)?;
+        }
         let mut config = blueprint.config.clone();
         let outputs = Outputs::open(&mut config)?;
         // With the paths of new terminals.
@@ -156,10 +159,11 @@ impl Guest {
         named: Option<Named>,
         options: &RunOptions,
         service: Option<&mut Service<'_>>,
+        saved: Option<&Saved>,
     ) -> Result<End, RunError> {
         let Blueprint { config, spec, plan, cpuid, .. } = &*self.blueprint;
-        let design = Design { config, spec, plan, cpuid, added: &[], extent: None, backends: &self.backends };
-        let end = self.outputs.run(ground, named, &design, options, service);
+        let design = Design { config, spec, plan, cpuid, added: &[], extent: None, backends: &self.backends, state: None };
+        let end = self.outputs.run(ground, named, &design, options, service, saved);
         let lost = self.outputs.close();
         if lost > 0 {
             log::warn!("{lost} bytes of console output were lost: the output failed or was too slow");

@@ -21,6 +21,7 @@ use crate::additions;
 use crate::arrivals::Arrivals;
 use crate::cli::RunOptions;
 use crate::driver::End;
+use crate::groundwork::GroundworkError;
 use crate::listing;
 use crate::machine::{self, MachineError};
 use crate::own_files::{self, Beside};
@@ -28,6 +29,7 @@ use crate::policy;
 use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
+use crate::snapshot::Saved;
 use crate::vcpu::{Ended, Named};
 use crate::waiting::{Boot, Waiting};
 use crate::working_set;
@@ -172,7 +174,7 @@ impl State<'_> {
         let Some(Boot { starter, promised }) = vm.boot.take() else { return Ok(None) };
         let by_command = starter.is_some();
         let ground = vm.take_ground();
-        let Waiting { config, blueprint, backends, .. } = vm;
+        let Waiting { config, blueprint, backends, saved, .. } = vm;
         let arrivals = Arrivals::new().map_err(ServeError::Channel)?;
         let mut service = Service {
             inbox: self.inbox,
@@ -187,8 +189,8 @@ impl State<'_> {
         let again = Waiting::again(config, Arc::clone(&blueprint), Arc::clone(&backends), Instant::now());
         let ended = ground
             .map_err(RunError::from)
-            .and_then(|ground| Ok((ground, Guest::open(blueprint, backends)?)))
-            .and_then(|(ground, guest)| guest.run(ground, promised, self.options, Some(&mut service)));
+            .and_then(|ground| Ok((ground, Guest::open(blueprint, backends, saved.is_some())?)))
+            .and_then(|(ground, guest)| guest.run(ground, promised, self.options, Some(&mut service), saved.as_ref()));
         let Service { starter, enders, after, .. } = service;
         let code = match ended {
             Ok(end) => {
@@ -212,11 +214,14 @@ impl State<'_> {
                 let signal = self.signals.take();
                 // A machine that could not be started is still there to be started again.
                 let told = by_command && starter.is_some();
-                if told {
+                if told && saved.is_none() {
                     self.vm = Some(again);
                     self.publish(Phase::Created);
+                } else if told {
+                    self.published.set(None);
                 }
                 let why = match signal {
+                    None if saved.is_some() => ApiError::from_error(kind(&error), &error),
                     Some(signal) => ApiError::new(ErrorKind::Internal, format!("signal {signal} ended the process")),
                     None => ApiError::from_error(kind(&error), &error),
                 };
@@ -259,6 +264,7 @@ impl State<'_> {
     fn obey(&mut self, command: Command) -> Option<u8> {
         match command {
             Command::Create { config, reply } => reply.send(self.create(*config)),
+            Command::Restore { from, prefault, reply } => self.restore(&from, prefault, reply),
             Command::Boot { reply } => self.boot(reply),
             Command::Delete { reply } => {
                 self.end_start("vm.delete");
@@ -342,6 +348,28 @@ impl State<'_> {
         Ok(())
     }
 
+    /// Begins to make a machine from a snapshot.
+    fn restore(&mut self, from: &Path, prefault: bool, reply: Reply<()>) {
+        if self.vm.is_some() {
+            return reply.send(Err(ApiError::wrong_state("vm.restore", &"there already; delete it first")));
+        }
+        let saved = match Saved::read(from, prefault) {
+            Ok(saved) => saved,
+            Err(error) => return reply.send(Err(ApiError::from_error(error.kind(), &error))),
+        };
+        if let Err(error) = self.check_beside(&saved.config) {
+            return reply.send(Err(error));
+        }
+        match Waiting::restored(saved, Instant::now()) {
+            Ok(mut vm) => {
+                vm.boot = Some(Boot { starter: Some(reply), promised: None });
+                self.vm = Some(vm);
+                self.publish(Phase::Starting);
+            }
+            Err(error) => reply.send(Err(ApiError::from_error(kind(&error), &error))),
+        }
+    }
+
     fn boot(&mut self, reply: Reply<()>) {
         let starting = self.is_starting();
         let Some(vm) = &mut self.vm else {
@@ -383,7 +411,7 @@ impl State<'_> {
 
     fn publish(&self, phase: Phase) {
         let Some(vm) = &self.vm else { return };
-        let config = &vm.config;
+        let config = vm.saved.as_ref().map_or(&vm.config, |saved| &saved.shown);
         self.published.set(Some(VmInfo {
             memory: config.memory.size.bytes(),
             config: config.clone(),
@@ -403,6 +431,8 @@ fn publish(published: &Published, config: &VmConfig, phase: Phase) {
 const fn kind(error: &RunError) -> ErrorKind {
     use MachineError::{Boot, Firmware, Kernel, NothingToRun};
     match error {
+        RunError::Groundwork(GroundworkError::Snapshot(error)) => error.kind(),
+        RunError::Machine(MachineError::State(_)) => ErrorKind::BadRequest,
         RunError::Machine(Boot(_) | Firmware(_) | Kernel(_) | NothingToRun) => ErrorKind::BadRequest,
         RunError::Kvm(_)
         | RunError::Groundwork(_)

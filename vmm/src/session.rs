@@ -1,5 +1,7 @@
 //! Answers commands while a machine runs, and follows devices that come and go.
 
+mod snapshots;
+
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -15,20 +17,23 @@ use api::info::{Phase, Published, VmInfo};
 use devices::complaints::chain;
 use devices::virtio::balloon::BalloonControl;
 use pci::topology::Name;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::additions;
 use crate::arrivals::{Arrival, Arrivals};
 use crate::backends::Backend;
 use crate::changes::Changes;
 use crate::driver::{Attendant, End};
-use crate::groundwork::Preparation;
+use crate::groundwork::{self, Preparation};
 use crate::hotplug::{Coming, HotPlug, HotPlugError};
 use crate::inject;
 use crate::listing;
 use crate::machine::{Design, Machine};
 use crate::own_files::{self, Beside};
+use crate::plan::MachinePlan;
 use crate::resize::Resizer;
-use crate::spec::{self, Virtio};
+use crate::snapshot::Written;
+use crate::spec::{self, Spec, Virtio};
 
 /// What shall follow the end of a guest that a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -69,11 +74,17 @@ pub struct Session<'a, 's> {
     service: &'a mut Service<'s>,
     machine: &'a mut Machine,
     config: &'a VmConfig,
+    spec: &'a Spec,
+    plan: &'a MachinePlan,
     hotplug: HotPlug,
     resizer: Resizer,
     promises: Vec<Promise>,
     /// Touches memory for devices that may come.
     _touching: Option<Preparation<()>>,
+    /// A snapshot under way, and who asked for it.
+    writing: Option<(Written, Reply<()>)>,
+    /// Readable when it has ended.
+    written: Arc<EventFd>,
 }
 
 /// Somebody who waits for a device that was accepted.
@@ -111,12 +122,17 @@ impl<'a, 's> Session<'a, 's> {
             log::warn!("memory is not touched ahead of devices that may come: {}", chain(&error));
             None
         });
-        Ok(Self { service, machine, config, hotplug, resizer, promises: Vec::new(), _touching: touching })
+        let written = Arc::new(groundwork::event()?);
+        let (promises, plan) = (Vec::new(), design.plan);
+        Ok(Self { service, machine, config, spec, plan, hotplug, resizer, promises, _touching: touching, writing: None, written })
     }
 
-    /// Tells that the machine runs.
-    pub fn started(&mut self) {
-        self.publish(Phase::Running);
+    /// Tells that the machine runs, or that it is held until it is resumed.
+    pub fn started(&mut self, phase: Phase) {
+        if phase == Phase::Paused {
+            self.hotplug.pause(Instant::now());
+        }
+        self.publish(phase);
         if let Some(reply) = self.service.starter.take() {
             reply.send(Ok(()));
         }
@@ -167,6 +183,20 @@ impl<'a, 's> Session<'a, 's> {
     }
 
     fn obey(&mut self, command: Command) -> Option<End> {
+        let allowed = matches!(
+            command,
+            Command::Delete { .. }
+                | Command::Shutdown { .. }
+                | Command::VmmShutdown { .. }
+                | Command::Pause { .. }
+                | Command::ListDevices { .. }
+                | Command::Counters { .. }
+        );
+        if self.writing.is_some() && !allowed {
+            let why = "a snapshot is being written: wait until vm.info shows no progress any more";
+            command.refuse(ApiError::new(ErrorKind::WrongState, why));
+            return None;
+        }
         match command {
             Command::Create { reply, .. } => {
                 reply.send(Err(ApiError::wrong_state("vm.create", &"there already; delete it first")));
@@ -192,6 +222,10 @@ impl<'a, 's> Session<'a, 's> {
                 self.machine.resume();
                 self.publish(Phase::Running);
                 reply.send(Ok(()));
+            }
+            Command::Snapshot { to, reply } => self.snapshot(&to, reply),
+            Command::Restore { reply, .. } => {
+                reply.send(Err(ApiError::wrong_state("vm.restore", &"there already; delete it first")));
             }
             Command::Resize { to, reply } => reply.send(self.resize(to)),
             Command::PowerButton { reply } => {
@@ -314,7 +348,8 @@ impl<'a, 's> Session<'a, 's> {
             }
         }
         self.promises.retain(|promise| self.hotplug.endpoint(&promise.name).is_some());
-        let progress = self.hotplug.coming().progress().or_else(|| self.resizer.progress());
+        let written = self.writing.as_ref().and_then(|(written, _)| written.progress());
+        let progress = written.or_else(|| self.hotplug.coming().progress()).or_else(|| self.resizer.progress());
         if self.service.published.get().is_some_and(|info| info.progress != progress) {
             self.service.published.update(|info| info.progress = progress);
         }
@@ -370,10 +405,12 @@ impl Attendant for Session<'_, '_> {
             self.resizer.as_raw_fd(),
             self.hotplug.coming().as_raw_fd(),
             self.service.arrivals.as_raw_fd(),
+            self.written.as_raw_fd(),
         ]
     }
 
     fn attend(&mut self) -> Option<End> {
+        self.follow_writing();
         if self.resizer.follow(self.machine) {
             self.publish_size();
         }
@@ -406,7 +443,7 @@ impl Attendant for Session<'_, '_> {
 
     fn deadline(&self) -> Option<Instant> {
         let progress = self.hotplug.coming().progress().or_else(|| self.resizer.progress());
-        let tick = progress.map(|_| Instant::now() + TICK);
+        let tick = (progress.is_some() || self.writing.is_some()).then(|| Instant::now() + TICK);
         let answers = self.promises.iter().filter(|promise| promise.reply.is_some()).map(|promise| promise.answer_at);
         self.hotplug.deadline().into_iter().chain(tick).chain(answers).min()
     }

@@ -17,6 +17,8 @@ use crate::groundwork::{Groundwork, GroundworkError, Preparation};
 use crate::host::recorded::RecordedHost;
 use crate::kvm::Vm;
 use crate::run::{Blueprint, RunError};
+use crate::snapshot::Saved;
+use crate::snapshot::read::Restoring;
 use crate::vcpu::Named;
 
 /// A machine before its start, or after its end.
@@ -29,6 +31,8 @@ pub struct Waiting {
     pub backends: Arc<Backends>,
     /// Who wants it to start.
     pub boot: Option<Boot>,
+    /// What it goes on with, if it comes from a snapshot.
+    pub saved: Option<Saved>,
     ground: Ground,
     /// When laying the ground began.
     since: Instant,
@@ -58,13 +62,25 @@ impl Waiting {
         let (blueprint, vm) = Blueprint::new(&config, recorded)?;
         let backends = Arc::new(Backends::open(&blueprint.spec)?);
         let ground = lay(vm, &blueprint)?;
-        Ok(Self { config, blueprint: Arc::new(blueprint), backends, boot: None, ground, since: now })
+        Ok(Self { config, blueprint: Arc::new(blueprint), backends, boot: None, saved: None, ground, since: now })
+    }
+
+    /// A machine from a snapshot.
+    pub fn restored(saved: Saved, now: Instant) -> Result<Self, RunError> {
+        let (blueprint, vm) = Blueprint::new(&saved.config, None)?;
+        let ground = match saved.ground(vm, &blueprint)? {
+            Restoring::Done(ground) => Ground::Laid(ground),
+            Restoring::Working(preparation) => Ground::Laying(preparation),
+        };
+        let backends = Arc::new(Backends::open(&blueprint.spec)?);
+        let config = saved.config.clone();
+        Ok(Self { config, blueprint: Arc::new(blueprint), backends, boot: None, saved: Some(saved), ground, since: now })
     }
 
     /// A machine that ran, with what it keeps.
     #[must_use]
     pub const fn again(config: VmConfig, blueprint: Arc<Blueprint>, backends: Arc<Backends>, now: Instant) -> Self {
-        Self { config, blueprint, backends, boot: None, ground: Ground::None, since: now }
+        Self { config, blueprint, backends, boot: None, saved: None, ground: Ground::None, since: now }
     }
 
     /// Changes what it is to be. Nothing changes if that cannot be.
@@ -130,7 +146,8 @@ impl Waiting {
     #[must_use]
     pub fn answer_at(&self, after: Duration) -> Option<Instant> {
         let waits = self.boot.as_ref().is_some_and(|boot| boot.starter.is_some() && boot.promised.is_none());
-        waits.then(|| self.since + after)
+        // One that comes back is there when it is whole.
+        (waits && self.saved.is_none()).then(|| self.since + after)
     }
 
     /// Whether a start can go on: the ground is laid, or will never be.
@@ -159,6 +176,7 @@ impl Waiting {
 
     /// Breaks off what is under way and gives memory and host functions back.
     pub fn release(&mut self) {
+        self.saved = None;
         self.ground = Ground::None;
     }
 }

@@ -71,7 +71,8 @@ fn bar(bar: &BarInfo) -> Value {
     value
 }
 
-fn config(config: &VmConfig) -> Value {
+/// The configuration, as in the body of vm.create.
+pub(super) fn config(config: &VmConfig) -> Value {
     let mut map = Map::new();
     let mut put = |key: &str, value: Option<Value>| disk::put(&mut map, key, value);
     put("cpus", Some(cpus(config)));

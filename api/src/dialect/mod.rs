@@ -12,6 +12,7 @@ mod device;
 mod disk;
 mod info;
 pub(crate) mod json;
+pub mod machine;
 mod net;
 mod reply;
 mod small;
@@ -23,7 +24,7 @@ pub use info::{fs_body, progress, vm_info, vsock_body};
 pub use json::Notes;
 pub use net::{add_net, net_body};
 pub use reply::{added, counters, injection, listing, ping};
-pub use small::{add_fs, add_vsock, inject_error, remove_device, resize};
+pub use small::{add_fs, add_vsock, inject_error, remove_device, resize, restore, snapshot};
 
 #[cfg(test)]
 mod tests;

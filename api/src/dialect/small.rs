@@ -44,6 +44,43 @@ pub fn remove_device(body: &[u8], notes: &Notes) -> Result<String, ApiError> {
 
 #[derive(Deserialize)]
 #[serde(expecting = "an object")]
+struct SnapshotBody {
+    destination_url: String,
+}
+
+/// The body of vm.snapshot: the folder.
+pub fn snapshot(body: &[u8], notes: &Notes) -> Result<PathBuf, ApiError> {
+    const WHAT: &str = "vm.snapshot";
+    let SnapshotBody { destination_url } = read(WHAT, body, notes)?;
+    folder(WHAT, "destination_url", &destination_url)
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object")]
+struct RestoreBody {
+    source_url: String,
+    prefault: Option<bool>,
+    net_fds: Option<Vec<serde_json::Value>>,
+}
+
+/// The body of vm.restore: the folder, and whether all memory is to be read before the reply.
+pub fn restore(body: &[u8], notes: &Notes) -> Result<(PathBuf, bool), ApiError> {
+    const WHAT: &str = "vm.restore";
+    let RestoreBody { source_url, prefault, net_fds } = read(WHAT, body, notes)?;
+    if net_fds.is_some_and(|fds| !fds.is_empty()) {
+        return Err(refused(WHAT, "net_fds", "taps of a snapshot are opened by their names; add others after vm.restore"));
+    }
+    Ok((folder(WHAT, "source_url", &source_url)?, prefault.unwrap_or_default()))
+}
+
+/// A folder of this machine, as a URL.
+fn folder(what: &str, key: &str, url: &str) -> Result<PathBuf, ApiError> {
+    let path = url.strip_prefix("file://").filter(|path| path.starts_with('/') && !path.contains('\0'));
+    path.map(PathBuf::from).ok_or_else(|| refused(what, key, "write it as `file:///path/of/a/folder`"))
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct InjectBody {
     at: String,
     error: String,

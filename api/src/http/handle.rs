@@ -52,6 +52,7 @@ impl Service {
             Endpoint::Ping
                 | Endpoint::VmmShutdown
                 | Endpoint::Create
+                | Endpoint::Restore
                 | Endpoint::Events
                 | Endpoint::Document
                 | Endpoint::Unsupported(_)
@@ -82,6 +83,14 @@ impl Service {
             Endpoint::Devices => {
                 self.ask(|reply| Command::ListDevices { reply }).await.map(|listing| dialect::listing(&listing)).into()
             }
+            Endpoint::Snapshot => match dialect::snapshot(body, notes) {
+                Ok(to) => self.ask(|reply| Command::Snapshot { to, reply }).await.into(),
+                Err(error) => Reply::Error(error),
+            },
+            Endpoint::Restore => match dialect::restore(body, notes) {
+                Ok((from, prefault)) => self.ask(|reply| Command::Restore { from, prefault, reply }).await.into(),
+                Err(error) => Reply::Error(error),
+            },
             Endpoint::Resize => match dialect::resize(body, notes) {
                 Ok(to) => self.ask(|reply| Command::Resize { to, reply }).await.into(),
                 Err(error) => Reply::Error(error),

@@ -193,8 +193,6 @@ fn what_the_dialect_has_and_banyan_has_not_is_no_unknown_path() {
     let mut client = vmm.connect();
     assert_eq!(client.status("PUT", "vm.create", MACHINE), 204);
     for (name, body) in [
-        ("vm.snapshot", "{\"destination_url\":\"file:///a\"}"),
-        ("vm.restore", ""),
         ("vm.add-pmem", ""),
         ("vmm.nmi", ""),
         ("vm.add-fs", "{\"tag\":\"a\",\"socket\":\"/s\"}"),

@@ -74,6 +74,28 @@ pub enum CtlCommand {
     Pause,
     /// Let processors and devices go on
     Resume,
+    /// Write the paused machine down, to be restored by another process
+    ///
+    /// Not with functions of the host, and not with devices that another process serves. The files are config.json, which may be
+    /// edited, state and memory-ranges; only their owner can read them, and the guest's secrets are in them.
+    Snapshot {
+        /// An empty folder
+        #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+        folder: PathBuf,
+    },
+    /// Make a machine that was written down; `resume` then lets it go on
+    ///
+    /// For a process that was started as `banyan --api-socket PATH`. Without shared memory or huge pages RAM stays in the folder
+    /// and is read when the guest uses it: the files must stay as they are while the machine is there, and machines from the
+    /// same folder share what they do not change.
+    Restore {
+        /// The folder
+        #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+        folder: PathBuf,
+        /// Read all memory first
+        #[arg(long)]
+        prefault: bool,
+    },
     /// Reset the machine; devices that were added stay
     Reboot,
     /// Press the power button (refused: no machine has one)

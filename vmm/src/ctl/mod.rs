@@ -70,6 +70,10 @@ fn call(command: &CtlCommand) -> Result<(Verb, &'static str, Option<Value>), Ctl
         CtlCommand::Boot => (Verb::Put, "vm.boot", None),
         CtlCommand::Pause => (Verb::Put, "vm.pause", None),
         CtlCommand::Resume => (Verb::Put, "vm.resume", None),
+        CtlCommand::Snapshot { folder } => (Verb::Put, "vm.snapshot", Some(json!({ "destination_url": url(folder)? }))),
+        CtlCommand::Restore { folder, prefault } => {
+            (Verb::Put, "vm.restore", Some(json!({ "source_url": url(folder)?, "prefault": prefault })))
+        }
         CtlCommand::Reboot => (Verb::Put, "vm.reboot", None),
         CtlCommand::PowerButton => (Verb::Put, "vm.power-button", None),
         CtlCommand::Stop => (Verb::Put, "vm.shutdown", None),
@@ -95,6 +99,12 @@ fn call(command: &CtlCommand) -> Result<(Verb, &'static str, Option<Value>), Ctl
             (Verb::Put, "vm.resize", Some(body))
         }
     })
+}
+
+/// A folder as the API names it.
+fn url(folder: &Path) -> Result<String, CtlError> {
+    let path = std::path::absolute(folder).map_err(|source| CtlError::Read { path: folder.to_owned(), source })?;
+    Ok(format!("file://{}", path.display()))
 }
 
 /// What a person calls the file; `-` is standard input.

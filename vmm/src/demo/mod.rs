@@ -59,10 +59,18 @@ pub fn run(options: &DemoOptions) -> Result<u8, DemoError> {
     let outputs = Outputs::captured(same(&serial)?.into(), same(&debug)?.into())?;
     let boot = RunOptions { no_reboot: true, time_limit: Some(LIMIT), ..RunOptions::default() };
     let backends = Arc::default();
-    let design =
-        Design { config: &config, spec: &spec, plan: &plan, added: &[], extent: None, cpuid: &cpuid, backends: &backends };
+    let design = Design {
+        config: &config,
+        spec: &spec,
+        plan: &plan,
+        added: &[],
+        extent: None,
+        cpuid: &cpuid,
+        backends: &backends,
+        state: None,
+    };
     let ground = Groundwork::open(vm, &run::needs(&config, &spec, &plan), None).map_err(RunError::from)?;
-    let end = outputs.run(ground, None, &design, &boot, None).map(exit_code);
+    let end = outputs.run(ground, None, &design, &boot, None, None).map(exit_code);
     outputs.close();
     let (seen, report) = (text(&mut serial)?, text(&mut debug)?);
     let seen = Seen(&seen);

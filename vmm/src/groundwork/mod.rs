@@ -28,6 +28,7 @@ use crate::host;
 use crate::kvm::{KvmError, Vm};
 use crate::memory::{self, Backing, MemoryError, RamRegion};
 use crate::numa::Binding;
+use crate::snapshot::SnapshotError;
 
 /// What is needed, decided before anything is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -178,6 +179,9 @@ pub enum GroundworkError {
     /// Blocks of memory devices.
     #[error(transparent)]
     Blocks(#[from] MemError),
+    /// A snapshot.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// Somebody wanted it.
     #[error("the preparation of memory was broken off")]
     Stopped,

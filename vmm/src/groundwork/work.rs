@@ -15,6 +15,8 @@ use crate::signals::Signals;
 #[derive(Debug, Default)]
 pub struct Work {
     touches: bool,
+    /// What it is, if it is nothing of that.
+    step: Option<Step>,
     total: u64,
     touched: AtomicU64,
     mapped: AtomicU64,
@@ -26,6 +28,12 @@ impl Work {
     #[must_use]
     pub fn new(touches: bool, total: u64) -> Self {
         Self { touches, total, ..Self::default() }
+    }
+
+    /// The step `step` alone, with `total` bytes.
+    #[must_use]
+    pub fn step(step: Step, total: u64) -> Self {
+        Self { step: Some(step), total, ..Self::default() }
     }
 
     /// So many bytes more have their pages.
@@ -53,6 +61,9 @@ impl Work {
     #[must_use]
     pub fn progress(&self) -> Progress {
         let (total, touched) = (self.total, self.touched.load(Ordering::Relaxed));
+        if let Some(step) = self.step {
+            return Progress { step, done: touched, total };
+        }
         if self.touches && touched < total {
             Progress { step: Step::Prefault, done: touched, total }
         } else {

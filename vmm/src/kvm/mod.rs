@@ -16,7 +16,7 @@ pub use doorbells::{DoorbellError, Doorbells};
 pub use gsi::GsiTable;
 pub use interrupt::{EdgeLine, RoutedMsi, SharedIntx, SignalMsi};
 pub use slots::{SlotError, Slots};
-pub use vm::{KvmError, Vm};
+pub use vm::{KvmError, KvmStateError, Vm};
 
 /// An eventfd as the type that kvm-ioctls wants.
 fn as_event(event: BorrowedFd<'_>) -> ManuallyDrop<EventFd> {

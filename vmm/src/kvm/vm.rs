@@ -7,13 +7,21 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use kvm_bindings::{CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES, kvm_create_device, kvm_device_type_KVM_DEV_TYPE_VFIO};
+use kvm_bindings::{
+    CpuId, KVM_API_VERSION, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MAX_CPUID_ENTRIES,
+    kvm_clock_data, kvm_create_device, kvm_device_type_KVM_DEV_TYPE_VFIO, kvm_irqchip,
+};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
+use zerocopy::IntoBytes;
 
 /// Three pages for KVM's real-mode emulation on Intel hosts and one for its identity map: below the firmware, in no window.
 const IDENTITY_MAP: u64 = 0xFEFF_C000;
 const TSS: usize = 0xFEFF_D000;
+
+/// Interrupt controllers with a state of their own; local APICs are parts of vCPUs.
+const CHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
 
 /// A KVM virtual machine.
 pub struct Vm {
@@ -89,6 +97,35 @@ impl Vm {
         self.fd.create_irq_chip().map_err(|error| KvmError::step("create the interrupt controller", error))
     }
 
+    /// Model-specific registers that make up a vCPU's state on this host.
+    pub fn state_msrs(&self) -> Result<Arc<[u32]>, KvmError> {
+        let list = self.kvm.get_msr_index_list().map_err(|error| KvmError::step("list the model-specific registers", error))?;
+        Ok(list.as_slice().into())
+    }
+
+    /// Writes the interrupt controllers and the guest's clock. No vCPU runs.
+    pub fn save(&self, writer: &mut Writer) -> Result<(), KvmError> {
+        for chip_id in CHIPS {
+            let mut chip = kvm_irqchip { chip_id, ..Default::default() };
+            self.fd.get_irqchip(&mut chip).map_err(|error| KvmError::step("read the interrupt controller", error))?;
+            writer.bytes(chip.as_bytes());
+        }
+        let clock = self.fd.get_clock().map_err(|error| KvmError::step("read the guest's clock", error))?;
+        writer.u64(clock.clock);
+        Ok(())
+    }
+
+    /// Takes what another VM saved. All vCPUs exist and none has run; what devices raise is to come before.
+    pub fn restore(&self, reader: &mut Reader<'_>) -> Result<(), KvmStateError> {
+        for chip_id in CHIPS {
+            let chip = kvm_irqchip { chip_id, ..crate::vcpu::plain(reader)? };
+            self.fd.set_irqchip(&chip).map_err(|error| KvmError::step("set the interrupt controller", error))?;
+        }
+        let clock = kvm_clock_data { clock: reader.u64()?, ..Default::default() };
+        self.fd.set_clock(&clock).map_err(|error| KvmError::step("set the guest's clock", error))?;
+        Ok(())
+    }
+
     /// Creates vCPU `id`.
     pub fn create_vcpu(&self, id: u8) -> Result<VcpuFd, KvmError> {
         self.fd.create_vcpu(u64::from(id)).map_err(|error| KvmError::Vcpu { id, source: error.into() })
@@ -102,6 +139,17 @@ impl Vm {
         let device = unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) }.try_clone_to_owned();
         device.map_err(|source| KvmError::Step { what: "keep the KVM VFIO device", source })
     }
+}
+
+/// State that KVM does not take.
+#[derive(Debug, Error)]
+pub enum KvmStateError {
+    /// KVM.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// It is none.
+    #[error(transparent)]
+    State(#[from] StateError),
 }
 
 /// What /dev/kvm refuses.

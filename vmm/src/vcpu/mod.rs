@@ -2,8 +2,11 @@
 
 mod counters;
 mod setup;
+mod state;
 mod thread;
 
 pub use counters::{Count, Counters, NAMES};
 pub use setup::{Maker, SetupError, Vcpu};
+pub(crate) use state::plain;
+pub use state::{VcpuState, VcpuStateError};
 pub use thread::{Ended, Named, Runner, ThreadError, Threads};

@@ -1,9 +1,9 @@
 //! Runs vCPUs on threads named `vcpu<N>` and takes their exits to who answers. A vCPU never waits for the main loop.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use super::counters::{Count, Counters};
 use super::setup::Vcpu;
+use super::state::{VcpuState, VcpuStateError};
 use crate::address_space::AddressSpace;
 use crate::pci_bus::PciBus;
 use crate::ports;
@@ -67,6 +68,35 @@ struct Running {
     thread: JoinHandle<Option<Vcpu>>,
     /// Set when this one is to leave.
     leave: Arc<AtomicBool>,
+    errand: Arc<Errand>,
+}
+
+/// Something that a vCPU's thread does with it while it is held.
+#[derive(Default)]
+struct Errand {
+    waits: AtomicBool,
+    act: Mutex<Option<Act>>,
+}
+
+type Act = Box<dyn FnOnce(&Vcpu) + Send>;
+
+impl Errand {
+    fn give(&self, act: Act) {
+        *self.act.lock().unwrap_or_else(PoisonError::into_inner) = Some(act);
+        self.waits.store(true, Ordering::Release);
+    }
+
+    fn waits(&self) -> bool {
+        self.waits.load(Ordering::Acquire)
+    }
+
+    fn run(&self, vcpu: &Vcpu) {
+        self.waits.store(false, Ordering::Release);
+        let act = self.act.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(act) = act {
+            act(vcpu);
+        }
+    }
 }
 
 impl Threads {
@@ -95,8 +125,9 @@ impl Threads {
             let (id, counters, leave) = (vcpu.id, Arc::new(Counters::default()), Arc::new(AtomicBool::new(false)));
             self.counters.push(Arc::clone(&counters));
             // A thread that waits for its vCPU takes it.
-            let _ = start.send(Work { vcpu, counters, leave: Arc::clone(&leave), runner: Arc::clone(&self.runner) });
-            self.running.push(Running { id, thread, leave });
+            let (errand, runner) = (Arc::<Errand>::default(), Arc::clone(&self.runner));
+            let _ = start.send(Work { vcpu, counters, leave: Arc::clone(&leave), errand: Arc::clone(&errand), runner });
+            self.running.push(Running { id, thread, leave, errand });
         }
     }
 
@@ -125,6 +156,30 @@ impl Threads {
         while self.runner.gate.waiting() < running() {
             interrupt(&self.running);
         }
+    }
+
+    /// What each vCPU is, by number, while they are held. `msrs` are those that are asked for.
+    pub fn states(&self, msrs: &Arc<[u32]>) -> Vec<(u8, Result<VcpuState, VcpuStateError>)> {
+        let asked = self.running.iter().map(|running| {
+            let (answer, answered) = mpsc::channel();
+            let msrs = Arc::clone(msrs);
+            running.errand.give(Box::new(move |vcpu| {
+                let _ = answer.send(VcpuState::of(&vcpu.fd, &msrs));
+            }));
+            (running, answered)
+        });
+        let asked: Vec<_> = asked.collect();
+        self.runner.gate.recall();
+        let answer = |(running, answered): (&Running, mpsc::Receiver<_>)| loop {
+            match answered.recv_timeout(Duration::from_millis(10)) {
+                Ok(state) => return (running.id, state),
+                Err(_) if running.thread.is_finished() => return (running.id, Err(VcpuStateError::Gone)),
+                Err(_) => {}
+            }
+        };
+        let mut states: Vec<_> = asked.into_iter().map(answer).collect();
+        states.sort_by_key(|(id, _)| *id);
+        states
     }
 
     /// Lets the vCPUs go on.
@@ -169,6 +224,7 @@ struct Work {
     vcpu: Vcpu,
     counters: Arc<Counters>,
     leave: Arc<AtomicBool>,
+    errand: Arc<Errand>,
     runner: Arc<Runner>,
 }
 
@@ -183,9 +239,9 @@ impl Named {
                 // Nobody waits if another thread could not be started.
                 let _ = here.send(());
                 drop(here);
-                let Work { mut vcpu, counters, leave, runner } = work.recv().ok()?;
+                let Work { mut vcpu, counters, leave, errand, runner } = work.recv().ok()?;
                 pin(&vcpu);
-                runner.run(&mut vcpu, &leave, &counters);
+                runner.run(&mut vcpu, &leave, &errand, &counters);
                 Some(vcpu)
             };
             let thread = thread::Builder::new().name(format!("vcpu{id}")).stack_size(STACK).spawn(run);
@@ -226,14 +282,23 @@ fn pin(vcpu: &Vcpu) {
 extern "C" fn ignore(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 impl Runner {
-    fn run(&self, vcpu: &mut Vcpu, leave: &AtomicBool, counters: &Counters) {
+    fn run(&self, vcpu: &mut Vcpu, leave: &AtomicBool, errand: &Errand, counters: &Counters) {
         let stopped = || self.stop.load(Ordering::Acquire) || leave.load(Ordering::Acquire);
         loop {
-            let mut next = if self.gate.is_closed() { self.settle(vcpu, counters) } else { Next::Rest };
+            let held = self.gate.is_closed();
+            let mut next = if held { self.settle(vcpu, counters) } else { Next::Rest };
             if matches!(next, Next::Rest) {
-                self.gate.pass(stopped);
+                self.gate.pass(|| stopped() || errand.waits());
                 if stopped() {
                     return;
+                }
+                if errand.waits() {
+                    errand.run(vcpu);
+                    continue;
+                }
+                if held {
+                    // The guest's own watchdogs do not count the time; guests without KVM's clock have nothing to be told.
+                    let _ = vcpu.fd.kvmclock_ctrl();
                 }
                 next = self.step(vcpu, counters);
             }

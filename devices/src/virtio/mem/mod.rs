@@ -13,6 +13,7 @@ use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
+use pci::state::{StateError, Writer};
 use vm_memory::GuestMemoryMmap;
 
 use super::buffers::{self, Buffers};
@@ -80,6 +81,10 @@ impl Device for Mem {
             config.extend(value.to_le_bytes());
         }
         Cow::Owned(config)
+    }
+
+    fn save(&self, _: &mut Writer) -> Result<(), StateError> {
+        Err(StateError::NotKept { why: "memory that comes in blocks is not kept" })
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {

@@ -1,0 +1,246 @@
+//! Machines that are written down and go on in another process.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use tests::Guest;
+use tests::guest::{image, topology};
+use tests::server::Server;
+
+/// A guest that counts rounds in which all its devices work: a disk, random numbers, and `stubs` stubs.
+fn keep(arguments: &[&str], stubs: u32) -> (Server, TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = folder.path().join("disk");
+    File::create(&disk).and_then(|file| file.set_len(1 << 20)).expect("a disk");
+    let guest = Guest::new("keep").with(&["--disk", &disk.display().to_string(), "--rng=/dev/urandom"]);
+    let mut server = Server::run(&guest.with(arguments));
+    server.process.expect("ready");
+    assert!(count(&mut server, stubs) > 0);
+    (server, folder)
+}
+
+/// How many rounds the guest has made.
+fn count(server: &mut Server, stubs: u32) -> u64 {
+    server.process.send("c");
+    server.process.expect("count ");
+    let text = server.process.expect(&format!(" disks 1 random 1 stubs {stubs}"));
+    text.split(' ').next().and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no count: {text}"))
+}
+
+fn url(key: &str, folder: &Path) -> String {
+    format!(r#"{{"{key}_url":"file://{}"}}"#, folder.display())
+}
+
+/// Pauses the machine, writes it down and ends the process. Where it is, and how many rounds there were at least.
+fn save(mut server: Server, folder: &TempDir, stubs: u32) -> (PathBuf, u64) {
+    let saved = folder.path().join("saved");
+    fs::create_dir(&saved).expect("a folder");
+    let rounds = count(&mut server, stubs);
+    server.expect("PUT vm.pause", "", 204);
+    server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+    (saved, rounds)
+}
+
+fn restore(saved: &Path) -> Server {
+    let server = Server::empty();
+    server.expect("PUT vm.restore", &url("source", saved), 204);
+    let info = server.expect("GET vm.info", "", 200);
+    assert!(info.contains(r#""state":"Paused""#), "{info}");
+    server
+}
+
+/// It goes on after `rounds`, and nothing is out of order.
+fn goes_on(mut server: Server, rounds: u64, stubs: u32) {
+    server.expect("PUT vm.resume", "", 204);
+    let after = count(&mut server, stubs);
+    assert!(after > rounds, "{after} follows {rounds}");
+    assert!(count(&mut server, stubs) > after);
+    server.process.send("q");
+    server.process.finish().expect_code(1).expect_output(&["PASS"]);
+}
+
+const STUB: &str = "stub,id=a,bar0=64K:mem32,msix=4,dma=on";
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_guest_goes_on_in_another_process_as_often_as_it_is_restored() {
+    let (server, folder) = keep(&["--memory", "64M", "--device", STUB], 1);
+    let before = server.expect("GET vm.info", "", 200);
+    let (saved, rounds) = save(server, &folder, 1);
+    for name in ["config.json", "state", "memory-ranges"] {
+        assert_eq!(fs::metadata(saved.join(name)).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
+    }
+    for _ in 0..3 {
+        let server = restore(&saved);
+        let after = server.expect("GET vm.info", "", 200);
+        assert_eq!(after.replace("Paused", "Running").replace("paused", "running"), before);
+        goes_on(server, rounds, 1);
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn memory_comes_back_however_it_is_backed() {
+    for memory in ["64M,shared=on", "64M,prefault=on"] {
+        let (server, folder) = keep(&["--memory", memory, "--device", STUB], 1);
+        let (saved, rounds) = save(server, &folder, 1);
+        goes_on(restore(&saved), rounds, 1);
+        // As Kata Containers does it with its templates.
+        let config = fs::read_to_string(saved.join("config.json")).unwrap();
+        fs::write(saved.join("config.json"), config.replace(r#""shared": true"#, r#""shared": false"#)).unwrap();
+        goes_on(restore(&saved), rounds, 1);
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_restored_machine_can_be_saved_again_and_reset() {
+    let (server, folder) = keep(&["--memory", "64M", "--device", STUB, "--cpus", "2"], 1);
+    let (saved, _) = save(server, &folder, 1);
+    let mut server = restore(&saved);
+    server.expect("PUT vm.resume", "", 204);
+    assert!(count(&mut server, 1) > 0);
+    let again = tempfile::tempdir().unwrap();
+    let (saved, rounds) = save(server, &again, 1);
+    let mut server = restore(&saved);
+    server.expect("PUT vm.resume", "", 204);
+    assert!(count(&mut server, 1) > rounds);
+    server.expect("PUT vm.reboot", "", 204);
+    server.process.expect("ready");
+    assert!(count(&mut server, 1) > 0);
+    server.process.send("q");
+    server.process.finish().expect_code(1).expect_output(&["PASS"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_hierarchy_of_several_ports_comes_back_with_what_was_added_and_removed() {
+    let stubs = format!("{STUB},on=port0");
+    let ports = ["--memory", "64M", "--pcie", "root-ports=3", "--device", &stubs];
+    let (server, folder) = keep(&ports, 1);
+    let (status, reply) = server.add("stub,id=late,bar0=64K:mem32,on=port1");
+    assert_eq!(status, 200, "{reply}");
+    let disk = folder.path().join("late-disk");
+    File::create(&disk).and_then(|file| file.set_len(1 << 20)).unwrap();
+    server.expect("PUT vm.add-disk", &format!(r#"{{"path":"{}","id":"late-disk"}}"#, disk.display()), 200);
+    let devices = server.devices();
+    assert!(devices.contains("late@port1") && devices.contains("late-disk@port2"), "{devices}");
+    let (saved, rounds) = save(server, &folder, 1);
+    let server = restore(&saved);
+    assert_eq!(server.devices(), devices);
+    assert!(server.expect("GET vm.info", "", 200).contains(r#""id":"late-disk""#));
+    goes_on(server, rounds, 1);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn processors_and_memory_that_came_are_there_again() {
+    let (server, folder) = keep(&["--memory", "128M,hotplug=1G", "--cpus", "1,max=3", "--device", STUB], 1);
+    server.expect("PUT vm.resize", r#"{"desired_vcpus":2,"desired_ram":402653184}"#, 204);
+    server.until("GET vm.info", "", 200);
+    let (saved, rounds) = save(server, &folder, 1);
+    let server = restore(&saved);
+    let info = server.expect("GET vm.info", "", 200);
+    assert!(info.contains(r#""boot_vcpus":2"#) && info.contains(r#""memory_actual_size":402653184"#), "{info}");
+    goes_on(server, rounds, 1);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_machine_of_a_topology_file_comes_back_without_the_file() {
+    let file = topology("chain");
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("topology.toml");
+    fs::copy(file, &copy).unwrap();
+    let mut server = Server::run(&Guest::new("echo").with(&["--memory", "64M", "--topology", &copy.display().to_string()]));
+    server.process.expect("ready");
+    let devices = server.devices_json();
+    fs::remove_file(copy).unwrap();
+    let saved = folder.path().join("saved");
+    fs::create_dir(&saved).unwrap();
+    server.expect("PUT vm.pause", "", 204);
+    server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+    let mut server = restore(&saved);
+    assert_eq!(server.devices_json(), devices);
+    server.expect("PUT vm.resume", "", 204);
+    server.process.send("still here\n");
+    server.process.finish().expect_code(1).expect_output(&["echo: still here"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_snapshot_that_cannot_be_is_refused_and_nothing_of_it_stays() {
+    let (mut server, folder) = keep(&["--memory", "64M", "--device", STUB], 1);
+    let saved = folder.path().join("saved");
+    let to = |path: &Path| url("destination", path);
+    let refused = |server: &Server, body: &str, status: u16, part: &str| {
+        let (found, reply) = server.call("PUT vm.snapshot", body);
+        assert!(found == status && reply.contains(part), "{body}: {found} {reply}");
+    };
+    refused(&server, &to(&saved), 405, "pause it first");
+    server.expect("PUT vm.pause", "", 204);
+    refused(&server, &to(&saved), 400, "No such file");
+    refused(&server, r#"{"destination_url":"http://here"}"#, 400, "file:///");
+    refused(&server, r#"{"destination_url":"file://here"}"#, 400, "file:///");
+    refused(&server, &to(&folder.path().join("disk")), 400, "Not a directory");
+    refused(&server, &to(folder.path()), 400, "not empty");
+    refused(&server, &to(Path::new("/proc/self")), 400, "not empty");
+    server.expect("PUT vm.restore", &url("source", &saved), 405);
+    fs::create_dir(&saved).unwrap();
+    server.expect("PUT vm.snapshot", &to(&saved), 204);
+    refused(&server, &to(&saved), 400, "not empty");
+    server.expect("PUT vm.resume", "", 204);
+    assert!(count(&mut server, 1) > 0);
+    server.process.send("q");
+    server.process.finish().expect_code(1);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_folder_that_is_no_snapshot_is_refused_and_the_process_goes_on() {
+    let (server, folder) = keep(&["--memory", "64M", "--device", STUB], 1);
+    let (saved, rounds) = save(server, &folder, 1);
+    let server = Server::empty();
+    let refused = |part: &str| {
+        let (found, reply) = server.call("PUT vm.restore", &url("source", &saved));
+        assert!(matches!(found, 400 | 500) && reply.contains(part), "{found} {reply} instead of {part}");
+        server.expect("GET vm.info", "", 404);
+    };
+    let with = |name: &str, change: &dyn Fn(&File), part: &str| {
+        let path = saved.join(name);
+        let original = fs::read(&path).unwrap();
+        change(&File::options().write(true).open(&path).unwrap());
+        refused(part);
+        fs::write(&path, original).unwrap();
+    };
+    with("state", &|file| file.set_len(100).unwrap(), "damaged");
+    with("state", &|file| file.set_len(0).unwrap(), "no state");
+    with("state", &|file| file.write_all_at(&[9], 8).unwrap(), "version");
+    with("state", &|file| file.write_all_at(&[0xAA; 64], 300).unwrap(), "damaged");
+    with("memory-ranges", &|file| file.set_len(4096).unwrap(), "bytes where");
+    with("config.json", &|file| file.set_len(0).unwrap(), "it is empty");
+    let config = fs::read_to_string(saved.join("config.json")).unwrap();
+    for (from, to, part) in [
+        (r#""size": 67108864"#, r#""size": 134217728"#, "another machine"),
+        ("id=a,", "id=b,", "another machine"),
+        ("banyan_machine", "other", "banyan_machine"),
+        (r#""path": "#, r#""path": "/nowhere"#, "config.json"),
+    ] {
+        assert!(config.contains(from), "{from}");
+        fs::write(saved.join("config.json"), config.replacen(from, to, 1)).unwrap();
+        refused(part);
+    }
+    fs::write(saved.join("config.json"), config).unwrap();
+    server.expect("PUT vm.restore", &url("source", &folder.path().join("missing")), 400);
+    server.expect("PUT vm.restore", &url("source", &saved), 204);
+    server.expect("PUT vm.restore", &url("source", &saved), 405);
+    let (found, reply) = server.create(&image("echo.elf"), "");
+    assert_eq!(found, 405, "{reply}");
+    goes_on(server, rounds, 1);
+}
