@@ -18,9 +18,9 @@ static u64 part(struct interface *net, u32 queue, u64 offset) { return net->area
 
 static void start(struct interface *net) {
     virtio_begin(&net->virtio);
-    for (u64 at = net->area; at < net->area + 2 * QUEUE_SIZE; at += 8)
-        write64(at, 0);
     for (u16 queue = RECEIVE; queue <= SEND; queue++) {
+        for (u64 at = 0; at < DATA_AT; at += 8)
+            write64(part(net, queue, at), 0);
         write16(part(net, queue, AVAILABLE_AT), 1); /* no interrupts */
         virtio_queue(&net->virtio, queue, ENTRIES, part(net, queue, 0), part(net, queue, AVAILABLE_AT), part(net, queue, USED_AT),
                      VIRTIO_NO_VECTOR);

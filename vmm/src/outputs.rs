@@ -13,6 +13,7 @@ use api::http::Listening;
 use api::info::Phase;
 use devices::legacy::console::Discard;
 use devices::legacy::{Console, ConsoleSink, InputLine, Line, Panic, PanicSink, PowerEvent};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::stdio::{stdin, stdout};
 use vm_memory::GuestMemoryMmap;
@@ -85,6 +86,7 @@ impl Outputs {
         for (flag, output) in outputs {
             match output {
                 Some(OutputConfig::Socket(path)) => Listening::check(path)?,
+                Some(OutputConfig::Stdio) => printable()?,
                 Some(OutputConfig::File(path)) => {
                     let refused = |error: Errno| failed(flag, path, error.into());
                     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -249,6 +251,13 @@ fn failed(flag: &'static str, path: &Path, source: io::Error) -> RunError {
     RunError::Output { flag, path: path.display().to_string(), source }
 }
 
+/// Whether standard output is one. The language's start opens a null device in place of one that is closed.
+fn printable() -> Result<(), RunError> {
+    let flags = rustix::fs::fcntl_getfl(stdout()).map_err(|error| RunError::Standard(error.into()))?;
+    let reads = flags & OFlags::RWMODE == OFlags::RDONLY;
+    if reads { Err(RunError::Standard(Errno::BADF.into())) } else { Ok(()) }
+}
+
 fn input_of(machine: &Machine, device: Device) -> Option<Arc<dyn InputLine>> {
     match device {
         Device::Serial => Some(machine.serial.clone()),
@@ -309,6 +318,7 @@ impl Opener {
         if let Some(console) = &self.terminal {
             return Ok(console.clone());
         }
+        printable()?;
         let output = rustix::io::fcntl_dupfd_cloexec(stdout(), 0).map_err(|error| RunError::Standard(error.into()))?;
         let console = Arc::new(Console::new(output)?);
         self.consoles.push(console.clone());

@@ -440,7 +440,6 @@ const fn kind(error: &RunError) -> ErrorKind {
         | RunError::Driver(_)
         | RunError::Console(_)
         | RunError::Cpuid
-        | RunError::Standard(_)
         | RunError::Print(_)
         | RunError::Event(_) => ErrorKind::Internal,
         _ => ErrorKind::BadRequest,

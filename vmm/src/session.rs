@@ -163,6 +163,9 @@ impl<'a, 's> Session<'a, 's> {
         let mut config = self.service.published.get().map_or_else(|| self.config.clone(), |info| info.config.clone());
         config.cpus.count = cpus;
         config.memory.size = Size(memory);
+        // Terminals that were made for it have their paths since it runs.
+        (config.serial, config.console) = (self.config.serial.clone(), self.config.console.clone());
+        config.debug_console.clone_from(&self.config.debug_console);
         self.service.published.set(Some(VmInfo { config, phase, progress: None, memory: actual, devices }));
     }
 

@@ -168,13 +168,15 @@ impl Shared {
 
     fn work(&self, mut place: Place) {
         loop {
-            let (room, waits, ended) = {
+            let (input, waits, ended) = {
                 let state = lock(&self.state);
-                (state.input.as_ref().map_or(0, |input| input.room()), !state.ring.is_empty(), state.ended)
+                (state.input.clone(), !state.ring.is_empty(), state.ended)
             };
             if ended {
                 return;
             }
+            // Not with the state's lock: a device that prints holds its own lock, which this takes, and wants the state's.
+            let room = input.map_or(0, |input| input.room());
             let mut wanted = PollFlags::empty();
             wanted.set(PollFlags::IN, room > 0);
             wanted.set(PollFlags::OUT, waits);

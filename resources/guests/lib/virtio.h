@@ -9,7 +9,7 @@ struct virtio {
     u32 window;           /* offset of the capability for accesses through configuration space */
 };
 
-enum { VIRTIO_NET = 1, VIRTIO_DISK = 2 };
+enum { VIRTIO_NET = 1, VIRTIO_DISK = 2, VIRTIO_CONSOLE = 3, VIRTIO_SOCKETS = 19 };
 enum { VIRTIO_FEATURE_SELECT = 0x08, VIRTIO_FEATURE = 0x0c, VIRTIO_STATUS = 0x14, VIRTIO_QUEUE_SELECT = 0x16, VIRTIO_SIZE = 0x18,
        VIRTIO_VECTOR = 0x1a, VIRTIO_ENABLE = 0x1c, VIRTIO_DESCRIPTORS = 0x20, VIRTIO_AVAILABLE = 0x28, VIRTIO_USED = 0x30 };
 enum { VIRTIO_NO_VECTOR = 0xffff };

@@ -37,7 +37,7 @@ def build(scenario, kernel, banyan, folder):
     host.file("lab/vmlinuz", kernel.bzimage.read_bytes())
     if banyan is not None:
         host.program(banyan, "lab/banyan")
-    for name in scenario.tools:
+    for name in (*scenario.tools, *scenario.host_tools):
         host.program(_tool(name), f"lab/bin/{name}")
     for name in scenario.files:
         host.file(f"lab/{Path(name).name}", (ROOT / name).read_bytes())
@@ -124,6 +124,10 @@ def _add_modules(archive, modules, list_path):
 
 def _tool(name):
     found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin:/usr/libexec:/usr/lib/qemu:{Path.home()}/.cargo/bin")
+    if found is None and ".so" in name:
+        # A library that a tool loads by itself.
+        listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout
+        found = next((line.split()[-1] for line in listed.splitlines() if line.split()[:1] == [name]), None)
     if found is None:
         raise ImageError(f"{name} is missing: run tests/setup --lab")
     return found

@@ -55,6 +55,7 @@ class Scenario:
     files: tuple = ()
     modules: tuple = ()
     tools: tuple = ()
+    host_tools: tuple = ()
     numa: tuple = ()
     sriov: dict = field(default_factory=dict)
     bind: tuple = ()

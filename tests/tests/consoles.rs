@@ -1,0 +1,203 @@
+//! Consoles that clients of the API ask for: terminals, sockets, and standard streams that are none.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+use tests::guest::image;
+use tests::process::{LIMIT, in_shell};
+use tests::server::Server;
+use tests::{Guest, Session};
+
+/// Path of the terminal that a console is in vm.info.
+fn terminal(info: &str, console: &str) -> PathBuf {
+    let at = info.find(&format!(r#""{console}":{{"#)).unwrap_or_else(|| panic!("no {console}: {info}"));
+    let rest = info.get(at..).unwrap_or_default();
+    let path = rest.split_once(r#""file":""#).and_then(|(_, rest)| rest.split('"').next());
+    path.unwrap_or_else(|| panic!("no terminal: {rest}")).into()
+}
+
+/// The user's end of a terminal, without echo and line editing, and what comes from it.
+struct Client {
+    typed: File,
+    seen: Receiver<u8>,
+    text: String,
+}
+
+impl Client {
+    fn open(path: &Path) -> Self {
+        let typed =
+            File::options().read(true).write(true).open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let mut settings = tcgetattr(&typed).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        settings.make_raw();
+        tcsetattr(&typed, OptionalActions::Now, &settings).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let mut reader = typed.try_clone().unwrap_or_else(|error| panic!("{error}"));
+        let (told, seen) = mpsc::channel();
+        thread::spawn(move || {
+            let mut byte = [0];
+            while reader.read(&mut byte).is_ok_and(|read| read == 1) && told.send(byte[0]).is_ok() {}
+        });
+        Self { typed, seen, text: String::new() }
+    }
+
+    /// Waits for a text.
+    #[track_caller]
+    fn expect(&mut self, text: &str) {
+        let start = Instant::now();
+        while !self.text.contains(text) {
+            let left = LIMIT.saturating_sub(start.elapsed());
+            match self.seen.recv_timeout(left) {
+                Ok(byte) => self.text.push(char::from(byte)),
+                Err(error) => panic!("no `{text}` ({error}) in: {}", self.text),
+            }
+        }
+    }
+
+    fn send(&mut self, text: &str) {
+        self.typed.write_all(text.as_bytes()).unwrap_or_else(|error| panic!("cannot type: {error}"));
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_g3_two_terminals_keep_their_input_apart_and_stay_where_they_are_through_ten_resets() {
+    let server = Server::empty();
+    let more = r#","serial":{"mode":"Pty"},"console":{"mode":"Pty"}"#;
+    assert_eq!(server.create(&image("consoles.elf"), more).0, 204);
+    server.expect("PUT vm.boot", "", 204);
+    let info = server.expect("GET vm.info", "", 200);
+    let paths = ["serial", "console"].map(|console| terminal(&info, console));
+    assert_ne!(paths[0], paths[1]);
+    let [mut serial, mut console] = paths.each_ref().map(|path| Client::open(path));
+    for boot in 0..=10 {
+        if boot > 0 {
+            server.expect("PUT vm.reboot", "", 204);
+            let info = server.expect("GET vm.info", "", 200);
+            assert_eq!(["serial", "console"].map(|console| terminal(&info, console)), paths, "boot {boot}");
+        }
+        serial.expect("ready");
+        console.expect("ready");
+        // Both at once, a few bytes at a time.
+        for n in 0..20 {
+            for piece in ["a", "b", "c"] {
+                serial.send(&format!("s{piece}{boot}.{n} "));
+                console.send(&format!("v{piece}{boot}.{n} "));
+            }
+            serial.send("\n");
+            console.send("\n");
+        }
+        for n in 0..20 {
+            serial.expect(&format!("serial: sa{boot}.{n} sb{boot}.{n} sc{boot}.{n} "));
+            console.expect(&format!("console: va{boot}.{n} vb{boot}.{n} vc{boot}.{n} "));
+        }
+        assert!(!serial.text.contains('v') && !console.text.contains("sa"), "{} and {}", serial.text, console.text);
+        serial.text.clear();
+        console.text.clear();
+    }
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_g4_a_console_on_standard_streams_that_are_no_terminal_is_output_alone() {
+    let Ok(folder) = tempfile::tempdir() else { panic!("no temporary directory") };
+    let socket = folder.path().join("s");
+    let start = |redirection: &str| {
+        let _ = fs::remove_file(&socket);
+        let command = in_shell(&format!("exec \"$0\" \"$@\" {redirection}"), &["--api-socket", &socket.display().to_string()]);
+        let process = Session::spawn(command, LIMIT);
+        let begin = Instant::now();
+        while tests::server::call(&socket, "GET vmm.ping", "").0 != 200 {
+            assert!(begin.elapsed() < LIMIT, "nobody listens");
+            thread::sleep(Duration::from_millis(5));
+        }
+        process
+    };
+    let call = |what: &str, body: &str| tests::server::call(&socket, what, body);
+    let body = |kernel: &str| {
+        let kernel = image(kernel);
+        format!(
+            r#"{{"payload":{{"kernel":"{kernel}"}},"memory":{{"size":67108864}},"console":{{"mode":"Tty"}},"serial":{{"mode":"Tty"}}}}"#
+        )
+    };
+    // As Kata starts it: it reads standard output, and standard input is the null device.
+    let mut process = start("</dev/null");
+    assert_eq!(call("PUT vm.create", &body("consoles.elf")).0, 204);
+    assert_eq!(call("PUT vm.boot", "").0, 204);
+    process.expect("ready");
+    process.expect("ready");
+    for _ in 0..3 {
+        assert_eq!(call("PUT vm.reboot", "").0, 204);
+        process.expect("ready");
+        process.expect("ready");
+    }
+    assert_eq!(call("PUT vmm.shutdown", "").0, 204);
+    process.wait().expect_code(0);
+    // Closed as a whole, the output goes nowhere, as it does for the null device.
+    let process = start("</dev/null >&-");
+    assert_eq!(call("PUT vm.create", &body("consoles.elf")).0, 204);
+    assert_eq!(call("PUT vm.boot", "").0, 204);
+    assert_eq!(call("PUT vmm.shutdown", "").0, 204);
+    process.wait().expect_code(0);
+    // A standard output that cannot be written to.
+    let process = start("</dev/null 1</dev/null");
+    let (created, reply) = call("PUT vm.create", &body("consoles.elf"));
+    let (status, reply) = if created == 204 { call("PUT vm.boot", "") } else { (created, reply) };
+    assert!(status == 400 && reply.contains("standard input and output"), "{created} {status} {reply}");
+    assert_eq!(call("GET vmm.ping", "").0, 200);
+    assert_eq!(call("PUT vmm.shutdown", "").0, 204);
+    process.wait().expect_code(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_g1_a_guest_that_prints_1_mib_into_a_terminal_that_nobody_reads_takes_no_longer() {
+    let timed = |serial: &str| {
+        let start = Instant::now();
+        let guest = Guest::new("flood").options("lines=16384").with(&["--serial", serial, "--debug-console", "stdio"]);
+        let mut session = guest.start();
+        session.expect("flood over");
+        start.elapsed()
+    };
+    // At the same time, so that whatever else the host does meets both.
+    let nowhere = thread::spawn(move || timed("off"));
+    let (took, nowhere) = (timed("pty"), nowhere.join().unwrap());
+    assert!(took < 2 * nowhere + Duration::from_secs(2), "{took:?}, {nowhere:?} into nothing");
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_g2_what_is_printed_before_a_client_comes_and_between_two_arrives_once_and_in_order() {
+    let Ok(folder) = tempfile::tempdir() else { panic!("no temporary directory") };
+    let socket = folder.path().join("s");
+    let guest = Guest::new("flood").options("lines=8000").with(&["--serial", &format!("socket={}", socket.display())]);
+    let mut session = guest.with(&["--debug-console", "stdio"]).start();
+    session.expect("flood over");
+    // 512,000 bytes are there; each client takes a part and leaves.
+    let mut all = Vec::new();
+    let whole = 8000 * 64;
+    while all.len() < whole {
+        let mut client = UnixStream::connect(&socket).unwrap();
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        // What a client that leaves has not read, it has got: the kernel has it. So each one reads to the end of what comes.
+        let mut buffer = vec![0; 4096];
+        loop {
+            client.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            match client.read(&mut buffer) {
+                Ok(0) | Err(_) => break,
+                Ok(count) => all.extend(&buffer[..count]),
+            }
+        }
+    }
+    let text = String::from_utf8_lossy(&all);
+    let numbers: Vec<u32> =
+        text.lines().filter_map(|line| line.strip_prefix("line ")?.trim().split(' ').next()?.parse().ok()).collect();
+    assert_eq!(numbers.len(), 8000, "{}", numbers.len());
+    assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1));
+}
