@@ -114,3 +114,40 @@ fn memory_is_kept_while_devices_are_added_before_the_start() {
     server.expect("PUT vmm.shutdown", "", 204);
     server.ends(0);
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn memory_that_comes_slowly_holds_up_neither_commands_nor_the_end() {
+    let server = Server::with_policy("");
+    let kernel = image("growth.elf");
+    let memory = r#""memory":{"size":67108864,"hotplug_size":1099511627776,"prefault":true}"#;
+    let body = format!(r#"{{"payload":{{"kernel":"{kernel}"}},"cpus":{{"boot_vcpus":1,"max_vcpus":2}},{memory}}}"#);
+    server.expect("PUT vm.create", &body, 204);
+    server.expect("PUT vm.boot", "", 204);
+    // More than can be touched while a test waits.
+    quick(|| server.expect("PUT vm.resize", r#"{"desired_ram":1099578736640}"#, 204));
+    let limit = Instant::now() + tests::process::LIMIT;
+    while !server.expect("GET vm.info", "", 200).contains(r#""step":"prefault""#) {
+        assert!(Instant::now() < limit, "nobody tells that memory is on its way");
+    }
+    quick(|| server.expect("PUT vm.resize", r#"{"desired_vcpus":2}"#, 204));
+    assert_eq!(threads(&server), ["vcpu0", "vcpu1"]);
+    quick(|| server.expect("PUT vm.shutdown", "", 204));
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn memory_is_touched_ahead_of_devices_that_may_come_if_the_operator_wants_it() {
+    let server = Server::with_policy("[memory]\npremap = true\n");
+    create(&server, r#""size":268435456"#);
+    server.expect("PUT vm.boot", "", 204);
+    let limit = Instant::now() + tests::process::LIMIT;
+    while server.process.resident() < 256 << 10 {
+        assert!(Instant::now() < limit, "only {} KiB are there", server.process.resident());
+    }
+    assert!(!server.expect("GET vm.info", "", 200).contains("progress"), "the guest waits for nothing");
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}

@@ -81,8 +81,9 @@ pub fn regions(memory: &GuestMemoryMmap) -> Vec<RamRegion> {
         .collect()
 }
 
-/// What one call populates: small enough to report progress and to be broken off soon.
-const PIECE: u64 = 128 << 20;
+/// What one call populates. The kernel keeps others from changing this process's mappings meanwhile, and a thread that is
+/// started, or an allocation, changes them: they must not wait longer than a moment.
+const PIECE: u64 = 4 << 20;
 /// linux: include/uapi/asm-generic/mman-common.h, since 5.14.
 const MADV_POPULATE_WRITE: i32 = 23;
 
