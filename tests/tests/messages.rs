@@ -150,7 +150,8 @@ fn a_dry_run_refuses_what_the_start_refuses_in_the_same_words() {
         (vec!["--net", "tap%d"], vec!["`tap%d` is no name of a tap"]),
         (vec!["--net", "t0", "--net", "t0"], vec!["net0 and net1 are both on the tap t0"]),
         (vec!["--rng=/etc/passwd"], vec!["/etc/passwd"]),
-        (vec!["--pcie", "root-ports=300"], vec!["port256"]),
+        (vec!["--pcie", "root-ports=300"], vec!["300 ports", "there are 255"]),
+        (vec!["--pcie", "switches=65535,switch-ports=65535"], vec!["4294967295 ports", "there are 255"]),
         (vec!["--initramfs", &at("none")], vec!["initramfs", "none", "No such file"]),
         (vec!["--cpus", "1,topology=65535:65535:65535:65535"], vec!["bits of an APIC id, which has 8"]),
         (vec!["--memory", "18446744073709551615"], vec!["memory of", "give at most"]),
@@ -177,7 +178,7 @@ fn the_operator_s_file_is_checked_for_machines_that_cannot_be() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
     for (text, parts) in [
-        ("[pcie]\nroot-ports = 300\n", vec!["config.toml", "port256"]),
+        ("[pcie]\nroot-ports = 300\n", vec!["config.toml", "300 ports"]),
         ("[pcie]\nroot-ports = 1\nhotplug-mem32 = \"5G\"\n", vec!["config.toml", "below 4 GiB"]),
     ] {
         fs::write(&file, text).unwrap();

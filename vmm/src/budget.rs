@@ -13,9 +13,19 @@ const MOST_BRIDGES: u16 = arch::ports::SLOT_BUSES as u16 - 1;
 /// Functions of one device number. Ports share device numbers, since a root bus has 32 of them only.
 const FUNCTIONS: u16 = 8;
 
-/// Whether there can be as many bridges, with as many slots.
+/// Bus numbers of a segment beside that of the root bus (PCIe 6.0 7.5.1.3.4).
+const BUSES: u64 = 255;
+
+/// Whether there can be as many ports, and as many bridges with as many slots.
 pub fn check(config: &PcieConfig) -> Result<(), BudgetError> {
     let bridges = bridges(config);
+    // Each port has a bus of its own behind it. Asked before anything is made of them.
+    let switches = if config.switch_ports == 0 { 0 } else { config.switches.unwrap_or(1) };
+    let of_switches = u64::from(switches) * (u64::from(config.switch_ports) + 2);
+    let ports = u64::from(config.root_ports) + of_switches + 2 * u64::from(bridges);
+    if ports > BUSES && bridges <= MOST_BRIDGES {
+        return Err(BudgetError::Buses { ports, most: BUSES });
+    }
     match config.bridge_slots {
         Some(slots) if !(1..=32).contains(&slots) => return Err(BudgetError::Slots { slots }),
         Some(_) if bridges == 0 => return Err(BudgetError::SlotsOfNothing),
@@ -129,9 +139,19 @@ fn add(topology: &mut Topology, name: String, on: &Name, function: u8, kind: Por
     name
 }
 
-/// Bridges that cannot be.
+/// Ports and bridges that cannot be.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum BudgetError {
+    /// More ports than bus numbers.
+    #[error(
+        "root-ports, switch-ports and bridges make {ports} ports, those above switches and bridges among them: each takes a bus number, and there are {most}"
+    )]
+    Buses {
+        /// Asked for.
+        ports: u64,
+        /// Most.
+        most: u64,
+    },
     /// No bridge for devices that shall come to one.
     #[error("hot-plug=bridge-port needs a bridge: leave out bridges=0")]
     NoBridge,

@@ -134,10 +134,9 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     budget::check(&config.pcie)?;
     let cold = cold_port(&config.pcie)?;
     let named = names(config);
-    for (index, (name, _)) in named.iter().enumerate() {
-        if named.iter().take(index).any(|(earlier, _)| earlier == name) {
-            return Err(SpecError::SameName { name: name.clone() });
-        }
+    let mut before = BTreeSet::new();
+    if let Some((name, _)) = named.iter().find(|(name, _)| !before.insert(name)) {
+        return Err(SpecError::SameName { name: name.clone() });
     }
     let mut automatic = peers::automatic(config, &named, host)?;
     spec.notes.append(&mut automatic.notes);

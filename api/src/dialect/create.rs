@@ -20,6 +20,9 @@ use crate::error::ApiError;
 
 const WHAT: &str = "vm.create";
 
+/// Entries of a list, far more than any hierarchy has room for.
+const MOST: usize = 4096;
+
 /// The port of the debug console; the dialect lets a client choose it, Banyan does not.
 const DEBUG_CONSOLE_PORT: u64 = 0xE9;
 
@@ -177,10 +180,10 @@ pub fn create(body: &[u8], base: &VmConfig, notes: &Notes) -> Result<VmConfig, A
         Some(memory) => memory.put(&mut config, notes)?,
         None => config.memory = MemoryConfig::default(),
     }
-    config.disks = list(body.disks, |disk: DiskBody| disk.config(WHAT))?;
-    config.nets = list(body.net, |net: NetBody| net.config(WHAT))?;
-    config.devices = list(body.devices, |device: DeviceBody| device.config(WHAT))?;
-    config.filesystems = list(body.fs, |folder: FsBody| folder.config(WHAT))?;
+    config.disks = list("disks", body.disks, |disk: DiskBody| disk.config(WHAT))?;
+    config.nets = list("net", body.net, |net: NetBody| net.config(WHAT))?;
+    config.devices = list("devices", body.devices, |device: DeviceBody| device.config(WHAT))?;
+    config.filesystems = list("fs", body.fs, |folder: FsBody| folder.config(WHAT))?;
     config.vsock = body.vsock.map(|vsock| vsock.config(WHAT)).transpose()?;
     if let Some(rng) = body.rng {
         no_iommu(WHAT, "rng.iommu", rng.iommu)?;
@@ -214,6 +217,7 @@ pub fn create(body: &[u8], base: &VmConfig, notes: &Notes) -> Result<VmConfig, A
 
 /// Banyan's texts, as `--numa` takes them; the dialect's own objects name memory zones, which Banyan does not have.
 fn memory_nodes(body: Vec<Value>) -> Result<NumaConfig, ApiError> {
+    few("numa", body.len())?;
     let flag = |node| match node {
         Value::String(text) => text.parse().map_err(|error: FlagError| bad(WHAT, &error.to_string())),
         _ => {
@@ -225,8 +229,18 @@ fn memory_nodes(body: Vec<Value>) -> Result<NumaConfig, ApiError> {
     NumaConfig::new(flags).map_err(|error| bad(WHAT, &format!("numa: {error}")))
 }
 
-fn list<B, C>(bodies: Option<Vec<B>>, config: impl Fn(B) -> Result<C, ApiError>) -> Result<Vec<C>, ApiError> {
-    bodies.unwrap_or_default().into_iter().map(config).collect()
+fn list<B, C>(key: &str, bodies: Option<Vec<B>>, config: impl Fn(B) -> Result<C, ApiError>) -> Result<Vec<C>, ApiError> {
+    let bodies = bodies.unwrap_or_default();
+    few(key, bodies.len())?;
+    bodies.into_iter().map(config).collect()
+}
+
+/// A list with more than [`MOST`] entries is refused before anything is made of it: everything may have to do with everything.
+fn few(key: &str, count: usize) -> Result<(), ApiError> {
+    if count > MOST {
+        return Err(refused(WHAT, key, &format!("{count} entries are more than a machine can have; give at most {MOST}")));
+    }
+    Ok(())
 }
 
 impl Body {

@@ -205,6 +205,11 @@ fn what_a_guest_would_miss_is_refused_with_its_key() {
         (json!({"net": [{"num_queues": 3}]}), "`num_queues`: 3 queues are not possible"),
         (json!({"net": [{"mac": "02"}]}), "`02` is no hardware address"),
         (json!({"banyan": "topology=hots"}), "did you mean `host`?"),
+        (json!({"disks": vec![json!({"path": "a"}); 4097]}), "key `disks`: 4097 entries"),
+        (json!({"net": vec![json!({"tap": "a"}); 4097]}), "key `net`: 4097 entries"),
+        (json!({"devices": vec![json!({"banyan": "stub"}); 4097]}), "at most 4096"),
+        (json!({"fs": vec![json!({"tag": "a", "socket": "/s"}); 4097]}), "key `fs`: 4097 entries"),
+        (json!({"numa": vec!["0"; 4097]}), "key `numa`: 4097 entries"),
     ] {
         let text = refused_text(extra.clone());
         assert!(text.contains("vm.create") && text.contains(part), "{extra}: {text}");

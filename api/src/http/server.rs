@@ -229,7 +229,9 @@ impl Serving {
         let transport = Transport::new(stream, connection.incoming.clone());
         let answer = service_fn(|request| {
             let (serving, incoming) = (self.clone(), connection.incoming.clone());
-            async move { Ok::<_, Infallible>(serving.answer(request, &incoming).await) }
+            // A request that is complete is carried out, even if its client leaves before it is answered.
+            let answer = tokio::task::spawn_local(async move { serving.answer(request, &incoming).await });
+            async move { answer.await.map_err(io::Error::other) }
         });
         {
             let http = http1::Builder::new()

@@ -44,6 +44,21 @@ fn a_client_that_sends_a_byte_now_and_then_is_dropped_as_well() {
 }
 
 #[test]
+fn a_complete_request_is_carried_out_although_its_client_left_at_once() {
+    for _ in 0..20 {
+        let vmm = Vmm::start();
+        let length = MACHINE.len();
+        let mut hasty = vmm.connect();
+        hasty.send(format!("PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: {length}\r\n\r\n{MACHINE}").as_bytes());
+        drop(hasty);
+        let start = Instant::now();
+        while vmm.connect().status("GET", "vm.info", "") != 200 {
+            assert!(start.elapsed() < Duration::from_secs(10), "the request was dropped");
+        }
+    }
+}
+
+#[test]
 fn a_command_may_take_longer_than_a_request() {
     let knobs = Knobs {
         boot: Duration::from_millis(500),
