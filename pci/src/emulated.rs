@@ -14,7 +14,7 @@ use crate::caps::express::{ExpressType, reg as express};
 use crate::caps::{Clique, Express, MsiLayout, MsixLayout, MsixPlace, Vendor};
 use crate::config::{BuildError, ConfigBuilder, ConfigSpace, Type0};
 use crate::errors::{self, ErrorRegisters, PcieError, Recorded};
-use crate::ext_caps::{Aer, AerKind, Ari, Serial, Sriov, ari, sriov};
+use crate::ext_caps::{Aer, AerKind, Ari, Serial, Sriov, ari};
 use crate::function::{Changes, Programming, ResetKind};
 use crate::ids::Ids;
 use crate::interrupts::{Interrupts, Messages};
@@ -24,7 +24,11 @@ use crate::msi::{Msi, MsiVectorsError};
 use crate::msix_table::{MsixTable, MsixVectorsError};
 use crate::regs::{command, header, type0};
 use crate::seams::{IntxLine, MsiPort};
-use crate::sriov::{SriovError, SriovSpec};
+use crate::sriov::{EnabledFunctions, SriovError, SriovSpec};
+
+mod virtual_functions;
+
+use virtual_functions::VirtualFunctions;
 
 /// What an emulated endpoint shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +39,7 @@ pub struct EmulatedSpec {
     pub bars: [Option<BarSpec>; 6],
     /// Bytes of its expansion ROM.
     pub rom: Option<u64>,
-    /// Virtual functions that it shows, and that cannot be enabled.
+    /// Virtual functions that it shows; below a port they can be enabled.
     pub sriov: Option<SriovSpec>,
     /// Whether its device has functions beyond 7, or virtual ones: alternative routing ids, below a port.
     pub ari: bool,
@@ -60,6 +64,9 @@ pub enum Attachment {
     Link(Link),
     /// A root bus: a root-complex integrated endpoint with link registers zero.
     RootBus,
+    /// As a virtual function, a root or downstream port: ids read FFFF, BARs 0, and BARs decode where the physical function has
+    /// them (PCIe 6.0 9.3.4).
+    Virtual(Link),
     /// A conventional bus below a PCIe-to-PCI bridge: no PCI Express capability, so no function-level reset by it, and no
     /// extended capabilities.
     Conventional,
@@ -141,8 +148,9 @@ impl Region {
 pub struct Emulated {
     space: ConfigSpace,
     bars: Bars,
-    /// Offset of the SR-IOV capability, and its BARs.
-    virtual_functions: Option<(u16, Bars)>,
+    virtual_functions: Option<VirtualFunctions>,
+    /// It is one of another function's virtual ones.
+    is_virtual: bool,
     /// Offset of the ARI capability.
     ari: Option<u16>,
     interrupts: Arc<Interrupts>,
@@ -167,13 +175,18 @@ impl Emulated {
         }
         let has = |memory| bars.specs().any(|(_, bar)| bar.is_memory() == memory);
         let (memory, io) = (has(true) || spec.rom.is_some(), has(false));
-        let type0 = Type0 { ids: &spec.ids, interrupt_pin: pin, multifunction: false, memory, io };
+        let is_virtual = matches!(spec.on, Attachment::Virtual(_));
+        let (ids, memory, io) = match is_virtual {
+            true => (Ids { vendor: 0xFFFF, device: 0xFFFF, ..spec.ids }, false, false),
+            false => (spec.ids, memory, io),
+        };
+        let type0 = Type0 { ids: &ids, interrupt_pin: pin, multifunction: false, memory, io };
         let mut builder = ConfigBuilder::type0(&type0);
         for body in &spec.vendor_capabilities {
             builder.capability(&Vendor(body.clone()))?;
         }
         let (kind, link) = match spec.on {
-            Attachment::Link(link) => (ExpressType::Endpoint, link),
+            Attachment::Link(link) | Attachment::Virtual(link) => (ExpressType::Endpoint, link),
             Attachment::RootBus | Attachment::Conventional => (ExpressType::RootComplexEndpoint, Link::default()),
         };
         let express = Express { kind, link, link_up: true, slot: None, port_number: 0, flr: spec.flr, atomic_completers: 0 };
@@ -203,13 +216,15 @@ impl Emulated {
             let at = place_clique(builder.extents()).ok_or(EmulatedError::CliqueRoom)?;
             builder.capability_at(at, clique)?;
         }
-        let has_link = matches!(spec.on, Attachment::Link(_));
+        let has_link = matches!(spec.on, Attachment::Link(_) | Attachment::Virtual(_));
         let aer = if has_link { Some(builder.extended(&Aer(AerKind::Endpoint))?) } else { None };
         let ari = if spec.ari && has_link { Some(builder.extended(&Ari)?) } else { None };
         let mut virtual_functions = None;
         if let Some(sriov) = spec.sriov.filter(|_| spec.on != Attachment::Conventional) {
             sriov.check()?;
-            virtual_functions = Some((builder.extended(&Sriov(sriov))?, Bars::new(&sriov.bars)?));
+            // Those of a root bus would need bus numbers that nothing leads to.
+            let at = builder.extended(&Sriov { spec: sriov, can_enable: has_link })?;
+            virtual_functions = Some(VirtualFunctions::new(sriov, at)?);
         }
         if let Some(number) = spec.serial_number.filter(|_| spec.on != Attachment::Conventional) {
             builder.extended(&Serial(number))?;
@@ -219,6 +234,7 @@ impl Emulated {
             space: builder.build(),
             bars,
             virtual_functions,
+            is_virtual,
             ari,
             interrupts,
             msix,
@@ -249,6 +265,9 @@ impl Emulated {
         if self.detached {
             return changes;
         }
+        if self.is_virtual && is_address_register(access.reg.offset()) {
+            return changes;
+        }
         if let Some(register) = bar_register(access.reg.offset()) {
             changes.set(Changes::DECODE, self.bars.write(register, access.lanes, value));
             self.show_bars();
@@ -259,14 +278,20 @@ impl Emulated {
             self.show_bars();
             return changes;
         }
-        if let Some((at, bars)) = &mut self.virtual_functions
-            && let Some(register) = vf_bar_register(*at, access.reg.offset())
-        {
-            bars.write(register, access.lanes, value);
-            self.show_bars();
-            return changes;
+        if let Some(functions) = &mut self.virtual_functions {
+            if functions.is_fixed(&self.space, access) {
+                return changes;
+            }
+            if let Some(moved) = functions.write(access, value) {
+                changes.set(Changes::VIRTUAL_FUNCTIONS, moved);
+                self.show_bars();
+                return changes;
+            }
         }
         let change = self.space.write(access, value);
+        if let Some(functions) = &mut self.virtual_functions {
+            changes.set(Changes::VIRTUAL_FUNCTIONS, functions.follow(&self.space, access.reg, change.flipped()));
+        }
         if access.reg.offset() == header::COMMAND_STATUS {
             self.follow_command();
             changes.set(Changes::DECODE, change.flipped() & (command::MEMORY | command::IO) != 0);
@@ -290,6 +315,11 @@ impl Emulated {
 
     /// Programs BARs, decode enables, interrupt line and the multi-function bit, as firmware would.
     pub fn program(&mut self, programming: &Programming) {
+        if self.is_virtual {
+            (0..).zip(programming.bars).for_each(|(bar, address)| self.bars.set_address(bar, address.unwrap_or(0)));
+            self.bars.memory_enabled = programming.memory;
+            return;
+        }
         let mut io = false;
         for (bar, address) in (0..).zip(programming.bars) {
             if let Some(address) = address {
@@ -300,10 +330,8 @@ impl Emulated {
         if let Some(at) = programming.rom {
             self.bars.set_address(ROM, at);
         }
-        if let Some((_, bars)) = &mut self.virtual_functions {
-            for (bar, address) in (0..).zip(programming.vf_bars) {
-                bars.set_address(bar, address.unwrap_or(0));
-            }
+        if let Some(functions) = &mut self.virtual_functions {
+            functions.program(programming.vf_bars);
         }
         self.place(programming);
         self.space.set(Reg::containing(header::INTERRUPT), 0xFF, programming.interrupt_line.into());
@@ -319,9 +347,9 @@ impl Emulated {
     fn place(&mut self, programming: &Programming) {
         let several = if programming.multifunction { header::MULTI_FUNCTION } else { 0 };
         let mut shown = vec![(header::HEADER_TYPE, header::MULTI_FUNCTION, several)];
-        if let Some((at, _)) = &self.virtual_functions {
+        if let Some(functions) = &self.virtual_functions {
             // A function that depends on no other names itself.
-            shown.push((at + sriov::NUM_VFS, 0xFF << 16, u32::from(programming.number.byte()) << 16));
+            shown.push((functions.dependency(), 0xFF << 16, u32::from(programming.number.byte()) << 16));
         }
         shown.extend(self.ari.map(|at| (at + ari::CAPABILITY, 0xFF00, u32::from(programming.next_function) << 8)));
         for (offset, mask, value) in shown {
@@ -334,19 +362,21 @@ impl Emulated {
 
     /// What an address register reads: a BAR, the ROM's, or a VF BAR.
     fn address_register(&self, offset: u16) -> Option<u32> {
+        if self.is_virtual && is_address_register(offset) {
+            return Some(0);
+        }
         if offset == type0::ROM {
             return Some(self.bars.read_rom());
         }
         if let Some(register) = bar_register(offset) {
             return Some(self.bars.read(register));
         }
-        let (at, bars) = self.virtual_functions.as_ref()?;
-        Some(bars.read(vf_bar_register(*at, offset)?))
+        self.virtual_functions.as_ref()?.read(offset)
     }
 
     /// Offsets of all address registers.
     fn address_registers(&self) -> impl Iterator<Item = u16> + use<> {
-        let virtual_functions = self.virtual_functions.as_ref().map(|(at, _)| at + sriov::VF_BAR0);
+        let virtual_functions = self.virtual_functions.as_ref().map(VirtualFunctions::first_bar);
         let first = std::iter::once(header::BAR0).chain(virtual_functions);
         first.flat_map(|first| (first..).step_by(4).take(6)).chain([type0::ROM])
     }
@@ -411,12 +441,23 @@ impl Emulated {
     /// Back to the reset state; sticky bits survive anything but a cold reset.
     pub fn reset(&mut self, kind: ResetKind) {
         self.space.reset(kind);
-        self.bars.reset();
-        if let Some((_, bars)) = &mut self.virtual_functions {
-            bars.reset();
+        // Where a virtual function decodes is the physical function's to say.
+        if !self.is_virtual || kind == ResetKind::Cold {
+            self.bars.reset();
+        }
+        if let Some(functions) = &mut self.virtual_functions {
+            functions.reset();
         }
         self.show_bars();
         self.interrupts.reset();
+    }
+
+    /// Which of its virtual functions are enabled; `None` if it has none.
+    #[must_use]
+    pub fn virtual_functions(&self) -> Option<EnabledFunctions> {
+        let functions = self.virtual_functions.as_ref()?;
+        let enabled = functions.enabled(&self.space);
+        Some(if self.detached { EnabledFunctions { count: 0, ..enabled } } else { enabled })
     }
 
     /// Records an error of the function, with the start of the packet that it is about.
@@ -444,16 +485,18 @@ impl Emulated {
 
     /// Lets the BARs decode as the command register says.
     fn follow_command(&mut self) {
+        if self.is_virtual {
+            return;
+        }
         let enabled = self.command();
         self.bars.memory_enabled = enabled & command::MEMORY != 0;
         self.bars.io_enabled = enabled & command::IO != 0;
     }
 }
 
-/// Which VF BAR a dword is, for a capability at `at`.
-fn vf_bar_register(at: u16, offset: u16) -> Option<usize> {
-    let inside = offset.checked_sub(at + sriov::VF_BAR0)?;
-    (inside < 24).then(|| usize::from(inside / 4))
+/// Whether a dword is a BAR or the ROM's address.
+fn is_address_register(offset: u16) -> bool {
+    offset == type0::ROM || bar_register(offset).is_some()
 }
 
 fn bar_register(offset: u16) -> Option<usize> {

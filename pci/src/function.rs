@@ -12,6 +12,7 @@ use crate::bar::{BarIndex, Bars};
 use crate::errors::{PcieError, Recorded};
 use crate::mirror::Mirror;
 use crate::seams::Workers;
+use crate::sriov::EnabledFunctions;
 use crate::state::{Reader, StateError, Writer};
 
 /// Stable name of a function for the life of the machine: its index in the plan, never used again.
@@ -21,7 +22,7 @@ pub struct FunctionId(pub u32);
 bitflags! {
     /// What a configuration write changed, in the function's own terms; it knows nothing of the bridges above it.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub struct Changes: u8 {
+    pub struct Changes: u16 {
         /// A decode enable or a BAR's address.
         const DECODE = 1 << 0;
         /// Bus master enable.
@@ -39,6 +40,8 @@ bitflags! {
         const RESET = 1 << 5;
         /// The guest told something by a port's slot.
         const SLOT = 1 << 7;
+        /// Which virtual functions there are, or where their BARs decode.
+        const VIRTUAL_FUNCTIONS = 1 << 8;
     }
 }
 
@@ -147,6 +150,15 @@ pub trait PciFunction: Send {
     /// [`PciFunction::workers`] are. After an error the function is of no use.
     fn restore(&mut self, _reader: &mut Reader<'_>) -> Result<(), StateError> {
         Err(StateError::NotKept { why: "it is a device of the host" })
+    }
+    /// Which of its virtual functions are enabled; by default it has none.
+    fn virtual_functions(&self) -> Option<EnabledFunctions> {
+        None
+    }
+    /// Makes its virtual function `index`, from 0 on, in the reset state; by default there is none. Its BARs decode where it is
+    /// programmed to, whatever its own registers say.
+    fn make_virtual(&mut self, _index: u16) -> Option<Shared> {
+        None
     }
     /// Ends its life in the machine: afterwards every read gives all ones, since late callers may still hold it.
     fn detach(&mut self);

@@ -20,6 +20,7 @@ use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::mirror::{FakeMirror, Mirror};
 use crate::seams::MsiPort;
+use crate::sriov::SriovSpec;
 use crate::testing::{FakeEndpoint, FakeMsi};
 use crate::topology::{
     Apertures, EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Parent, Place, Plan, PlannedKind, PortKind, PortSpec, Removal,
@@ -114,7 +115,13 @@ fn topology(source: &mut Source<'_>) -> Topology {
             }
             None => {
                 let bars = bars(source);
-                NodeKind::Endpoint(EndpointSpec { ids: IDS, bars, interrupt_pin: source.below(5), rom: rom(source), sriov: None })
+                NodeKind::Endpoint(EndpointSpec {
+                    ids: IDS,
+                    bars,
+                    interrupt_pin: source.below(5),
+                    rom: rom(source),
+                    sriov: sriov(source).map(Box::new),
+                })
             }
         };
         topology.nodes.push(NodeSpec { name, on, place: Place::default(), kind: node });
@@ -130,6 +137,22 @@ fn port(source: &mut Source<'_>, kind: PortKind) -> PortSpec {
         HotPlug { reserve, removal, numbers: source.below(34) }
     });
     PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0, hotplug }
+}
+
+/// Mostly none: virtual functions at routing ids of their own.
+fn sriov(source: &mut Source<'_>) -> Option<SriovSpec> {
+    if source.byte() % 4 != 1 {
+        return None;
+    }
+    let bar = BarSpec { kind: BarKind::Memory32, prefetchable: false, size: 4096 << source.below(4) };
+    let (first_offset, stride) = (16 + u16::from(source.byte()), 8 + u16::from(source.below(4)));
+    Some(SriovSpec {
+        total_vfs: 1 + u16::from(source.below(8)),
+        first_offset,
+        stride,
+        vf_device: 2,
+        bars: [Some(bar), None, None, None, None, None],
+    })
 }
 
 fn bars(source: &mut Source<'_>) -> [Option<BarSpec>; 6] {
@@ -164,8 +187,8 @@ fn function(spec: &EndpointSpec, on: Attachment) -> Shared {
         ids: IDS,
         bars: spec.bars,
         rom: spec.rom,
-        sriov: None,
-        ari: false,
+        sriov: spec.sriov.as_deref().copied(),
+        ari: spec.sriov.is_some(),
         on,
         interrupt,
         flr: true,
@@ -246,6 +269,7 @@ impl World {
                     let _ = self.tree.inject(id, *error, [source.dword(); 4]);
                 }
             }
+            8 | 9 => self.enable_virtual_functions(source),
             5 if source.byte() == 0 => self.tree.reset(&mut self.effects),
             6 | 7 => {
                 let (bdf, offset, len) = (self.place(source).bdf, Self::offset(source), Self::len(source));
@@ -262,6 +286,30 @@ impl World {
                 self.tree.write(at.segment, at.bdf, offset, data, &mut self.effects);
                 let mut read = [0; 8];
                 self.tree.read(at.segment, at.bdf, offset, read.get_mut(..len).unwrap_or_default());
+            }
+        }
+    }
+
+    /// Writes the SR-IOV registers of a function that has them: the number, then control.
+    fn enable_virtual_functions(&mut self, source: &mut Source<'_>) {
+        let at = self.place(source);
+        let mut capability = 0x100u16;
+        for _ in 0..8 {
+            let mut header = [0; 4];
+            self.tree.read(at.segment, at.bdf, capability, &mut header);
+            let header = u32::from_le_bytes(header);
+            if header == u32::MAX || header == 0 {
+                return;
+            }
+            if header & 0xFFFF == 0x10 {
+                let (number, control) = (source.below(10), source.byte() & 0x19);
+                self.tree.write(at.segment, at.bdf, capability + 0x10, &[number, 0], &mut self.effects);
+                self.tree.write(at.segment, at.bdf, capability + 0x08, &[control, 0], &mut self.effects);
+                return;
+            }
+            capability = u16::try_from(header >> 20).unwrap_or(0);
+            if !(0x100..=0xFE0).contains(&capability) {
+                return;
             }
         }
     }
@@ -318,9 +366,15 @@ impl World {
     fn plug(&mut self, source: &mut Source<'_>) {
         let Some(port) = self.some_port(source).filter(|_| self.came < NEWCOMERS) else { return };
         self.came += 1;
-        let (function_count, bars, pin) = (1 + source.below(3), bars(source), source.below(5));
-        let spec = EndpointSpec { ids: IDS, bars, interrupt_pin: pin, rom: None, sriov: None };
         let is_bus = self.tree.bus(Parent::Port(port)).is_some();
+        let (function_count, bars, pin) = (1 + source.below(3), bars(source), source.below(5));
+        let spec = EndpointSpec {
+            ids: IDS,
+            bars,
+            interrupt_pin: pin,
+            rom: None,
+            sriov: sriov(source).filter(|_| !is_bus).map(Box::new),
+        };
         let device = if is_bus { source.below(8) } else { 0 };
         let newcomers = (0..function_count).map(|number| Newcomer {
             id: self.tree.next_id(),
@@ -340,6 +394,8 @@ impl World {
 
     /// Carries effects out and compares the outcome with what the hierarchy says.
     fn check(&mut self) {
+        self.tree.take_appeared();
+        self.tree.take_vanished();
         for effect in self.effects.drain(..) {
             match effect {
                 Effect::Map { function, bar, at } => {

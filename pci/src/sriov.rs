@@ -20,6 +20,32 @@ pub struct SriovSpec {
     pub bars: [Option<BarSpec>; 6],
 }
 
+/// Which virtual functions of a physical function are enabled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EnabledFunctions {
+    /// How many, those with the lowest routing ids.
+    pub count: u16,
+    /// What the physical function says of all.
+    pub spec: SriovSpec,
+    /// Where each BAR of the first one decodes; those of the others follow.
+    pub bars: [Option<u64>; 6],
+}
+
+impl EnabledFunctions {
+    /// Where the BARs of virtual function `index`, from 0 on, decode.
+    #[must_use]
+    pub fn bars_of(&self, index: u16) -> [Option<u64>; 6] {
+        let place = |(at, spec): (&Option<u64>, &Option<BarSpec>)| {
+            at.and_then(|at| at.checked_add(u64::from(index).checked_mul(spec.as_ref()?.size)?))
+        };
+        let mut bars = [None; 6];
+        for (bar, found) in bars.iter_mut().zip(self.bars.iter().zip(&self.spec.bars).map(place)) {
+            *bar = found;
+        }
+        bars
+    }
+}
+
 /// Smallest VF BAR: the page size that the capability offers.
 const PAGE: u64 = 4096;
 

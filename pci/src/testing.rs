@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::access::{Access, Reg};
 use crate::bar::{BarIndex, Bars};
-use crate::emulated::{Emulated, EmulatedError, EmulatedSpec};
+use crate::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec, InterruptSpec};
 use crate::errors::{PcieError, Recorded};
-use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind};
+use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
 use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiRoutes, MsiVector};
+use crate::sriov::EnabledFunctions;
 use crate::state::{Reader, StateError, Writer};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -301,12 +302,26 @@ impl DmaPort for FakeDma {
 }
 
 /// An emulated endpoint with nothing behind its BARs.
-pub struct FakeEndpoint(pub Emulated);
+pub struct FakeEndpoint(pub Emulated, Option<EmulatedSpec>);
 
 impl FakeEndpoint {
     /// One that sends its messages nowhere.
     pub fn new(spec: &EmulatedSpec) -> Result<Self, EmulatedError> {
-        Emulated::new(spec, Arc::new(FakeMsi::default()), None).map(Self)
+        let functions = spec.sriov.zip(match spec.on {
+            Attachment::Link(link) => Some(Attachment::Virtual(link)),
+            _ => None,
+        });
+        let functions = functions.map(|(sriov, on)| EmulatedSpec {
+            bars: sriov.bars,
+            rom: None,
+            sriov: None,
+            on,
+            interrupt: InterruptSpec::None,
+            clique: None,
+            vendor_capabilities: Vec::new(),
+            ..spec.clone()
+        });
+        Ok(Self(Emulated::new(spec, Arc::new(FakeMsi::default()), None)?, functions))
     }
 }
 
@@ -343,6 +358,15 @@ impl PciFunction for FakeEndpoint {
 
     fn bus_master(&self) -> bool {
         self.0.bus_master()
+    }
+
+    fn virtual_functions(&self) -> Option<EnabledFunctions> {
+        self.0.virtual_functions()
+    }
+
+    fn make_virtual(&mut self, _: u16) -> Option<Shared> {
+        let function = Self::new(self.1.as_ref()?).ok()?;
+        Some(Arc::new(Mutex::new(function)))
     }
 
     fn record_error(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {

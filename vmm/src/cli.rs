@@ -358,7 +358,8 @@ struct RunArguments {
     ///                        `:prefetchable` behind memory that is
     ///   rom=SIZE             expansion ROM, 2K to 16M [default: none]
     ///   vfs=N                SR-IOV capability with N virtual functions, which
-    ///                        cannot be enabled; vf-bars=[0:SIZE:KIND,...],
+    ///                        the guest can enable below a port;
+    ///                        vf-bars=[0:SIZE:KIND,...],
     ///                        vf-offset=N [default: 8], vf-stride=N [1],
     ///                        vf-device=DDDD [that of ids]
     ///   msix=N, msi=N        vectors, or

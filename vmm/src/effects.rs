@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use api::config::{BarChoice, DeviceConfig};
 use api::info::BarInfo;
@@ -41,6 +41,18 @@ pub struct Endpoint {
     pub bars: BTreeMap<BarIndex, (u64, Vec<BarPiece>)>,
     /// Registers of each BAR that only wake somebody.
     pub doorbells: BTreeMap<BarIndex, Vec<Doorbell>>,
+}
+
+impl Endpoint {
+    /// A function that emulated registers made, with memory of this process alone.
+    #[must_use]
+    pub fn made_by_registers(name: String, function: Shared) -> Self {
+        let made = function.lock().unwrap_or_else(PoisonError::into_inner);
+        let bars = made.bars().specs().map(|(bar, spec)| (bar, (spec.size, made.bar_layout(bar)))).collect();
+        drop(made);
+        let (bus_master, access) = (Arc::default(), BarAccess::default());
+        Self { name, function, bus_master, hardware: false, access, bars, doorbells: BTreeMap::new() }
+    }
 }
 
 /// Who reaches the BARs of a device, apart from its own driver. The two are independent: memory that the guest reaches by

@@ -10,11 +10,11 @@ use pci::address::Sbdf;
 use pci::cf8::AddressLatch;
 use pci::ecam;
 use pci::effect::Effect;
-use pci::hierarchy::Hierarchy;
+use pci::hierarchy::{Appeared, Hierarchy};
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 
-use crate::effects::Mapper;
+use crate::effects::{Endpoint, Mapper};
 
 /// The hierarchy with the means to change the machine.
 pub struct PciBus {
@@ -165,8 +165,12 @@ impl Tree {
     }
 
     fn apply(&mut self) {
+        for Appeared { id, name, function } in self.hierarchy.take_appeared() {
+            self.mapper.add(id, Endpoint::made_by_registers(name.0, function));
+        }
         self.mapper.apply(&self.effects);
         self.effects.clear();
+        self.hierarchy.take_vanished().into_iter().for_each(|id| self.mapper.remove(id));
     }
 }
 

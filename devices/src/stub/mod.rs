@@ -19,16 +19,20 @@ mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use log::Level;
 use pci::access::{Access, Reg};
 use pci::bar::{BarIndex, Bars, ROM};
-use pci::emulated::{Emulated, EmulatedError, EmulatedSpec, InterruptSpec};
+use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec, InterruptSpec};
 use pci::errors::{PcieError, Recorded};
-use pci::function::{BarPiece, Changes, Pages, PciFunction, Programming, ResetKind};
+use pci::function::{BarPiece, Changes, Pages, PciFunction, Programming, ResetKind, Shared};
 use pci::ids::Ids;
 use pci::mirror::Mirror;
 use pci::seams::{DmaPort, IntxLine, MsiPort, Workers};
+use pci::sriov::EnabledFunctions;
 use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
+
+use crate::complaints::Complaints;
 
 use dma::Engine;
 use pages::{BarMemory, PAGE, PagesError};
@@ -44,7 +48,19 @@ pub struct StubFunction {
     control: Arc<Mutex<ControlRegs>>,
     engine: Engine,
     ids: Ids,
+    /// What it makes its virtual functions of.
+    virtual_functions: Option<Template>,
+    is_virtual: bool,
+    complaints: Complaints,
     detached: bool,
+}
+
+/// What the virtual functions of a stub are made of.
+struct Template {
+    name: String,
+    spec: StubSpec,
+    msi: Arc<dyn MsiPort>,
+    dma: Arc<dyn DmaPort>,
 }
 
 /// What an access of a BAR reaches.
@@ -68,11 +84,25 @@ impl StubFunction {
     ) -> Result<Self, StubError> {
         let error = |source: StubErrorKind| StubError { name: name.to_owned(), source };
         let layout = spec.layout().map_err(|source| error(source.into()))?;
+        let template = |spec| Template { name: name.to_owned(), spec, msi: Arc::clone(&msi), dma: Arc::clone(&dma) };
+        let virtual_functions = spec.virtual_function().map(template);
+        let is_virtual = matches!(spec.on, Attachment::Virtual(_));
         let registers = Emulated::new(&emulated(spec, &layout), msi, intx).map_err(|source| error(source.into()))?;
         let memory = BarMemory::new(registers.bars()).map_err(|source| error(source.into()))?;
         let control = Arc::new(Mutex::new(ControlRegs::default()));
         let engine = Engine::new(name, control.clone(), dma, registers.interrupts());
-        Ok(Self { registers, layout, memory, control, engine, ids: spec.ids, detached: false })
+        Ok(Self {
+            registers,
+            layout,
+            memory,
+            control,
+            engine,
+            ids: spec.ids,
+            virtual_functions,
+            is_virtual,
+            complaints: Complaints::default(),
+            detached: false,
+        })
     }
 
     fn target(&self, bar: BarIndex, offset: u64, len: usize) -> Target {
@@ -126,7 +156,8 @@ impl PciFunction for StubFunction {
 
     fn bar_layout(&self, bar: BarIndex) -> Vec<BarPiece> {
         let Some(spec) = self.bars().spec(bar) else { return Vec::new() };
-        if bar == ROM || !spec.is_memory() || spec.size < PAGE {
+        // Virtual functions come and go by a register write, which memory slots would make slow.
+        if bar == ROM || !spec.is_memory() || spec.size < PAGE || self.is_virtual {
             return vec![BarPiece::Trapped { offset: 0, len: spec.size }];
         }
         let mut pieces = Vec::new();
@@ -186,6 +217,23 @@ impl PciFunction for StubFunction {
 
     fn bus_master(&self) -> bool {
         self.registers.bus_master()
+    }
+
+    fn virtual_functions(&self) -> Option<EnabledFunctions> {
+        self.registers.virtual_functions()
+    }
+
+    fn make_virtual(&mut self, index: u16) -> Option<Shared> {
+        let Template { name, spec, msi, dma } = self.virtual_functions.as_ref()?;
+        let name = format!("{name}-vf{index}");
+        match Self::new(&name, spec, Arc::clone(msi), None, Arc::clone(dma)) {
+            Ok(function) => Some(Arc::new(Mutex::new(function))),
+            Err(error) => {
+                let text = format_args!("virtual function {index} cannot be made");
+                self.complaints.add_error(Level::Warn, text, &error);
+                None
+            }
+        }
     }
 
     fn record_error(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {

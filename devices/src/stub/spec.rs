@@ -24,7 +24,7 @@ pub struct StubSpec {
     pub bars: [Option<BarSpec>; 6],
     /// Bytes of its expansion ROM.
     pub rom: Option<u64>,
-    /// Virtual functions that it shows; they cannot be enabled.
+    /// Virtual functions that it shows; below a port they can be enabled.
     pub sriov: Option<SriovSpec>,
     /// Whether its device has functions beyond 7 or virtual ones.
     pub ari: bool,
@@ -106,6 +106,29 @@ impl StubSpec {
             StubInterrupt::Intx(pin) => pin,
             _ => 0,
         }
+    }
+
+    /// What its virtual functions are: memory behind the VF BARs and MSI-X like its own, if that has room there. `None` if it has
+    /// none that can be enabled.
+    #[must_use]
+    pub fn virtual_function(&self) -> Option<Self> {
+        let (sriov, Attachment::Link(link)) = (self.sriov?, self.on) else { return None };
+        let plain = Self {
+            ids: self.ids,
+            bars: sriov.bars,
+            rom: None,
+            sriov: None,
+            ari: self.ari,
+            on: Attachment::Virtual(link),
+            interrupt: StubInterrupt::None,
+            clique: None,
+            clique_any_vendor: false,
+            flr: true,
+            dma: false,
+        };
+        let with_messages = Self { interrupt: self.interrupt, ..plain.clone() };
+        let has_room = matches!(self.interrupt, StubInterrupt::MsiX { .. }) && with_messages.layout().is_ok();
+        Some(if has_room { with_messages } else { plain })
     }
 
     /// Checks everything and places the trapped pages.

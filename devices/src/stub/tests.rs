@@ -8,6 +8,7 @@ use pci::emulated::Attachment;
 use pci::ids::{ClassCode, Ids};
 use pci::link::Link;
 use pci::seams::DmaError;
+use pci::sriov::SriovSpec;
 use pci::testing::{FakeDma, FakeIntx, FakeMsi};
 use proptest::prelude::*;
 
@@ -348,4 +349,34 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn virtual_functions_have_memory_of_their_own_behind_trapped_bars_and_messages_where_there_is_room() {
+    let link = Attachment::Link(Link::default());
+    let vf_bar = |size| Some(BarSpec { kind: BarKind::Memory64, prefetchable: true, size });
+    let sriov = |bars| SriovSpec { total_vfs: 2, first_offset: 1, stride: 1, vf_device: 7, bars };
+    let large = sriov([vf_bar(1 << 20), None, None, None, None, None]);
+    let physical = StubSpec { sriov: Some(large), ari: true, on: link, interrupt: StubInterrupt::MsiX { vectors: 4 }, ..gpu() };
+    let mut bench = bench(&physical, Arc::new(FakeDma::new(RAM, 1 << 20)));
+    assert_eq!(bench.stub.virtual_functions().unwrap().count, 0);
+    let made: Vec<_> = (0..2).map(|index| bench.stub.make_virtual(index).unwrap()).collect();
+    for (function, value) in made.iter().zip([[1u8; 4], [2; 4]]) {
+        let mut function = function.lock().unwrap();
+        assert!(matches!(function.bar_layout(0)[..], [BarPiece::Trapped { offset: 0, len: 0x10_0000 }]));
+        function.bar_write(0, 0x8_0000, &value);
+        assert_eq!(function.config_read(Reg::containing(0)), u32::MAX);
+        assert!(function.make_virtual(0).is_none() && function.virtual_functions().is_none());
+    }
+    for (function, value) in made.iter().zip([[1u8; 4], [2; 4]]) {
+        let mut read = [0; 4];
+        function.lock().unwrap().bar_read(0, 0x8_0000, &mut read);
+        assert_eq!(read, value);
+    }
+    let small = StubSpec { sriov: Some(sriov([vf_bar(4096), None, None, None, None, None])), ..physical.clone() };
+    assert_eq!(physical.virtual_function().unwrap().interrupt, physical.interrupt);
+    assert_eq!(small.virtual_function().unwrap().interrupt, StubInterrupt::MsiX { vectors: 4 }, "a page is enough for four");
+    let many = StubSpec { interrupt: StubInterrupt::MsiX { vectors: 2048 }, ..small };
+    assert_eq!(many.virtual_function().unwrap().interrupt, StubInterrupt::None);
+    assert_eq!(StubSpec { on: Attachment::RootBus, ..physical }.virtual_function(), None);
 }

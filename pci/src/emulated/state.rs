@@ -8,8 +8,8 @@ impl Emulated {
     pub fn save(&self, writer: &mut Writer) {
         self.space.save(writer);
         self.bars.save(writer);
-        if let Some((_, bars)) = &self.virtual_functions {
-            bars.save(writer);
+        if let Some(functions) = &self.virtual_functions {
+            functions.save(writer);
         }
         self.interrupts.save(writer);
     }
@@ -18,8 +18,8 @@ impl Emulated {
     pub fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
         self.space.restore(reader)?;
         self.bars.restore(reader)?;
-        if let Some((_, bars)) = &mut self.virtual_functions {
-            bars.restore(reader)?;
+        if let Some(functions) = &mut self.virtual_functions {
+            functions.restore(&self.space, reader)?;
         }
         self.follow_command();
         self.show_bars();

@@ -262,11 +262,16 @@ fn case_a9_virtual_functions_are_told_and_their_bars_sized_and_programmed_like_a
         bench.endpoint.config_write(Access::dword(at + offset), u32::MAX);
     }
     assert_eq!([0x24, 0x28, 0x34].map(|offset| bench.read(at + offset)), [0xF000_000C, u32::MAX, 0xFFFF_F00C]);
-    // Enable, and memory space, of virtual functions stay off; how many there should be is kept.
-    bench.endpoint.config_write(Access::dword(at + 8), u32::MAX);
+    // How many there should be is kept, until they are enabled.
+    let count = |bench: &Bench| bench.endpoint.virtual_functions().unwrap().count;
     bench.endpoint.config_write(Access::dword(at + 0x10), 0xFFFF_0010);
-    assert_eq!((bench.read(at + 8), bench.read(at + 0x10)), (1 << 4, 0x0003_0010));
+    assert_eq!((count(&bench), bench.read(at + 0x10)), (0, 0x0003_0010));
+    let changes = bench.endpoint.config_write(Access::dword(at + 8), u32::MAX);
+    assert_eq!((changes, bench.read(at + 8), count(&bench)), (Changes::VIRTUAL_FUNCTIONS, 1 | 1 << 3 | 1 << 4, 16));
+    bench.endpoint.config_write(Access::dword(at + 0x10), 4);
+    assert_eq!((bench.read(at + 0x10), count(&bench)), (0x0003_0010, 16));
     bench.endpoint.reset(ResetKind::Function);
+    assert_eq!(count(&bench), 0);
     assert_eq!((bench.read(at + 0x10), bench.read(at + 0x24), bench.read(ari + 4)), (0x0003_0000, 0xC, 0x0900));
 }
 

@@ -218,7 +218,7 @@ impl Hierarchy {
 
     fn info(&self, id: FunctionId, node: &Node, port: &Port) -> PortInfo {
         let slot = port.slot();
-        let occupants = node.children.iter().filter_map(|id| Some((*id, self.nodes.get(id)?.name.clone())));
+        let occupants = self.physical_children(Parent::Port(id)).map(|(id, node)| (id, node.name.clone()));
         PortInfo {
             id,
             name: node.name.clone(),
@@ -315,6 +315,8 @@ impl Hierarchy {
                 name: newcomer.name,
                 on,
                 devfn: newcomer.at,
+                further: 0,
+                is_virtual: false,
                 planned_at: Sbdf { bdf: Bdf::new(bus.bdf.bus(), newcomer.at), ..bus },
                 mirrored: newcomer.mirrored,
                 programming,
@@ -345,6 +347,7 @@ impl Hierarchy {
         self.reach.settle_mirrors(&mirrors, effects);
         ids.iter().for_each(|id| self.reach.forget(*id));
         self.nodes.retain(|id, _| !ids.contains(id));
+        self.virtual_functions.retain(|id, _| !ids.contains(id));
         if let Some(children) = self.children_mut(on) {
             children.retain(|id| !ids.contains(id));
         }

@@ -60,7 +60,7 @@ impl Hierarchy {
         })
     }
 
-    /// All functions, parents before children, siblings in the order of their numbers.
+    /// All functions but virtual ones, parents before children, siblings in the order of their numbers.
     #[must_use]
     pub fn functions(&self) -> Vec<FunctionInfo> {
         let mut functions = Vec::new();
@@ -69,7 +69,7 @@ impl Hierarchy {
             open.extend(self.in_order(&root.children).into_iter().rev().map(|id| (id, &root.name)));
         }
         while let Some((id, on)) = open.pop() {
-            let Some((node, at)) = self.nodes.get(&id).zip(self.address(id)) else { continue };
+            let Some((node, at)) = self.nodes.get(&id).filter(|node| !node.is_virtual).zip(self.address(id)) else { continue };
             let port = if let What::Port(port) = &node.what { Some(port.kind()) } else { None };
             functions.push(FunctionInfo { id, name: node.name.clone(), on: on.clone(), at, port });
             open.extend(self.in_order(&node.children).into_iter().rev().map(|id| (id, &node.name)));
@@ -93,9 +93,10 @@ impl Hierarchy {
         bytes
     }
 
-    /// All endpoints.
+    /// All endpoints but virtual functions, which come and go as the guest likes.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointInfo> + '_ {
-        self.nodes.iter().filter(|(_, node)| matches!(node.what, What::Endpoint(_))).filter_map(|(id, node)| {
+        let endpoints = self.nodes.iter().filter(|(_, node)| matches!(node.what, What::Endpoint(_)) && !node.is_virtual);
+        endpoints.filter_map(|(id, node)| {
             Some(EndpointInfo {
                 id: *id,
                 name: node.name.clone(),
@@ -120,7 +121,7 @@ impl Hierarchy {
                 What::Endpoint(_) => None,
             },
         };
-        let found = bus.map(|bus| Bdf::new(bus, node.devfn));
+        let found = bus.and_then(|bus| Some(Bdf::new(bus.checked_add(node.further)?, node.devfn)));
         let found = found.filter(|bdf| self.find(node.planned_at.segment, *bdf) == Some(id));
         Some(found.map_or(node.planned_at, |bdf| Sbdf { bdf, ..node.planned_at }))
     }

@@ -13,6 +13,7 @@ mod state;
 mod strays;
 #[cfg(test)]
 mod tests;
+mod virtual_functions;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -38,6 +39,7 @@ pub use inject::{InjectError, Injected, Silence};
 pub use listing::{EndpointInfo, FunctionInfo, RootComplexInfo};
 use reach::{Reach, Way};
 use strays::Strays;
+pub use virtual_functions::Appeared;
 
 enum What {
     Port(Box<Port>),
@@ -48,6 +50,9 @@ struct Node {
     name: Name,
     on: Parent,
     devfn: Devfn,
+    /// How many buses behind that of its parent it is: 0 but for virtual functions.
+    further: u8,
+    is_virtual: bool,
     /// Where the plan has it, and its mirror.
     planned_at: Sbdf,
     mirrored: bool,
@@ -73,6 +78,10 @@ pub struct Hierarchy {
     roots: Vec<Root>,
     reach: Reach,
     strays: Strays,
+    /// Those that are enabled, by physical function.
+    virtual_functions: BTreeMap<FunctionId, Vec<FunctionId>>,
+    appeared: Vec<Appeared>,
+    vanished: Vec<FunctionId>,
     /// The next function that comes gets this number.
     next: u32,
 }
@@ -98,8 +107,16 @@ impl Hierarchy {
             windows: root.mem32.iter().chain(&root.mem64).copied().chain(ports(root)).collect(),
             children: Vec::new(),
         });
-        let mut hierarchy =
-            Self { nodes: BTreeMap::new(), roots: roots.collect(), reach: Reach::default(), strays: Strays::default(), next: 0 };
+        let mut hierarchy = Self {
+            nodes: BTreeMap::new(),
+            roots: roots.collect(),
+            reach: Reach::default(),
+            strays: Strays::default(),
+            virtual_functions: BTreeMap::new(),
+            appeared: Vec::new(),
+            vanished: Vec::new(),
+            next: 0,
+        };
         for planned in &plan.functions {
             let what = match &planned.kind {
                 PlannedKind::Port(port) => {
@@ -122,6 +139,8 @@ impl Hierarchy {
                 name: planned.name.clone(),
                 on: planned.on,
                 devfn: planned.at.bdf.devfn(),
+                further: 0,
+                is_virtual: false,
                 planned_at: planned.at,
                 mirrored: false,
                 programming: programming(planned),
@@ -229,7 +248,7 @@ impl Hierarchy {
                 What::Endpoint(_) => return None,
             },
         };
-        Some(Bdf::new(bus, node.devfn).requester_id())
+        Some(Bdf::new(bus.wrapping_add(node.further), node.devfn).requester_id())
     }
 
     fn port_mut(&mut self, id: FunctionId) -> Option<&mut Port> {
@@ -273,24 +292,28 @@ impl Hierarchy {
 
     /// Follows bus numbers from the root bus down (PCIe 6.0 7.3.3): a Type 1 cycle becomes Type 0 on the secondary bus.
     fn find(&self, segment: u16, bdf: Bdf) -> Option<FunctionId> {
-        let on = self.children(self.leads_to(segment, bdf.bus())?);
-        on.iter().copied().find(|id| self.nodes.get(id).is_some_and(|node| node.devfn == bdf.devfn()))
+        let (on, further) = self.leads_to(segment, bdf.bus())?;
+        let is_there = |node: &Node| node.devfn == bdf.devfn() && node.further == further;
+        self.children(on).iter().copied().find(|id| self.nodes.get(id).is_some_and(is_there))
     }
 
-    /// What a bus hangs on by the numbers of this moment.
-    fn leads_to(&self, segment: u16, bus: u8) -> Option<Parent> {
+    /// What a bus hangs on by the numbers of this moment, or what the last bus before it hangs on to which a bridge leads, and how
+    /// many buses further it is.
+    fn leads_to(&self, segment: u16, bus: u8) -> Option<(Parent, u8)> {
         let mut roots = self.roots.iter().enumerate();
         let (index, root) = roots.find(|(_, root)| root.segment == segment && root.buses.contains(bus))?;
         let (mut here, mut parent) = (root.buses.secondary, Parent::RootComplex(index));
         // Each turn goes one level down, so the loop ends with the tree.
         while here != bus {
-            (here, parent) = self.children(parent).iter().find_map(|id| {
+            let bridge = self.children(parent).iter().find_map(|id| {
                 let What::Port(port) = &self.nodes.get(id)?.what else { return None };
                 let buses = port.buses().filter(|buses| buses.contains(bus) && !port.in_reset())?;
                 Some((buses.secondary, Parent::Port(*id)))
-            })?;
+            });
+            let Some(next) = bridge else { return Some((parent, bus.checked_sub(here)?)) };
+            (here, parent) = next;
         }
-        Some(parent)
+        Some((parent, 0))
     }
 
     fn children(&self, of: Parent) -> &[FunctionId] {
@@ -355,6 +378,9 @@ impl Hierarchy {
         if changes.contains(Changes::RESET) {
             self.reach.forget(id);
         }
+        if changes.intersects(Changes::VIRTUAL_FUNCTIONS | Changes::RESET) {
+            self.follow_virtual_functions(id, effects);
+        }
         if changes.contains(Changes::WINDOWS) {
             self.strays.changed(id);
         }
@@ -380,6 +406,7 @@ impl Hierarchy {
             self.reach.forget(*id);
             self.tell(*id, effects);
         }
+        self.follow_all_virtual_functions(ids, effects);
     }
 
     /// Passes on what the guest told by a port's slot.
@@ -436,7 +463,7 @@ impl Hierarchy {
                 Some(found @ (of, _)) if of == bus => found,
                 _ => *looked_up.insert((bus, self.leads_to(bus.0, bus.1))),
             };
-            (*id, leads_to == Some(node.on))
+            (*id, leads_to == Some((node.on, 0)))
         });
         let in_place: Vec<(FunctionId, bool)> = in_place.collect();
         self.reach.settle_mirrors(&in_place, effects);

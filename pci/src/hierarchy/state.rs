@@ -10,17 +10,21 @@ use crate::topology::Name;
 impl Hierarchy {
     /// Writes the state of every function. Nobody may use them meanwhile. Fails with the name of one whose state is elsewhere.
     pub fn save(&mut self, writer: &mut Writer) -> Result<(), StateError> {
-        writer.count(self.nodes.len());
-        for node in self.nodes.values() {
-            let name = &node.name;
-            let saved = writer.section(&name.0, |writer| match &node.what {
-                What::Port(port) => {
-                    port.save(writer);
-                    Ok(())
-                }
-                What::Endpoint(shared) => lock(shared).save(writer),
-            });
-            saved.map_err(|source| StateError::Device { name: name.clone(), source: Box::new(source) })?;
+        // Virtual functions are there when their physical ones have taken their state.
+        for are_virtual in [false, true] {
+            let nodes: Vec<_> = self.nodes.values().filter(|node| node.is_virtual == are_virtual).collect();
+            writer.count(nodes.len());
+            for node in nodes {
+                let name = &node.name;
+                let saved = writer.section(&name.0, |writer| match &node.what {
+                    What::Port(port) => {
+                        port.save(writer);
+                        Ok(())
+                    }
+                    What::Endpoint(shared) => lock(shared).save(writer),
+                });
+                saved.map_err(|source| StateError::Device { name: name.clone(), source: Box::new(source) })?;
+            }
         }
         let homes: Vec<(&Name, BarIndex, u64)> = self
             .reach
@@ -43,19 +47,11 @@ impl Hierarchy {
         let nothing = all.iter().filter(|id| self.endpoint(**id).is_some());
         let nothing: Vec<_> = nothing.map(|id| reach::Wanted { function: *id, bars: Vec::new(), bus_master: false }).collect();
         self.reach.settle(&nothing, effects);
-        reader.same_count("functions", self.nodes.len())?;
-        let mut seen = std::collections::BTreeSet::new();
-        for _ in 0..all.len() {
-            let (name, mut inside) = reader.any_section()?;
-            let id = self.named(&name).filter(|id| seen.insert(*id));
-            let node = id.and_then(|id| self.nodes.get_mut(&id)).ok_or(StateError::Unknown { name })?;
-            let taken = match &mut node.what {
-                What::Port(port) => port.restore(&mut inside),
-                What::Endpoint(shared) => lock(shared).restore(&mut inside),
-            };
-            let taken = taken.and_then(|()| inside.end());
-            taken.map_err(|source| StateError::Device { name: node.name.clone(), source: Box::new(source) })?;
-        }
+        self.restore_functions("functions", &all, reader)?;
+        all.iter().for_each(|id| self.follow_virtual_functions(*id, effects));
+        let functions: Vec<FunctionId> = self.virtual_functions.values().flatten().copied().collect();
+        self.restore_functions("virtual functions", &functions, reader)?;
+        let all = self.ids();
         all.iter().for_each(|id| self.reach.forget(*id));
         for _ in 0..reader.count()? {
             let name = String::from_utf8_lossy(reader.bytes()?).into_owned();
@@ -65,6 +61,24 @@ impl Hierarchy {
         }
         self.settle(&all, effects);
         self.settle_mirrors(effects);
+        Ok(())
+    }
+
+    /// Takes the state of each of `ids`, in any order.
+    fn restore_functions(&mut self, what: &'static str, ids: &[FunctionId], reader: &mut Reader<'_>) -> Result<(), StateError> {
+        reader.same_count(what, ids.len())?;
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in ids {
+            let (name, mut inside) = reader.any_section()?;
+            let id = self.named(&name).filter(|id| ids.contains(id) && seen.insert(*id));
+            let node = id.and_then(|id| self.nodes.get_mut(&id)).ok_or(StateError::Unknown { name })?;
+            let taken = match &mut node.what {
+                What::Port(port) => port.restore(&mut inside),
+                What::Endpoint(shared) => lock(shared).restore(&mut inside),
+            };
+            let taken = taken.and_then(|()| inside.end());
+            taken.map_err(|source| StateError::Device { name: node.name.clone(), source: Box::new(source) })?;
+        }
         Ok(())
     }
 }

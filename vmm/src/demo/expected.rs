@@ -190,7 +190,7 @@ fn of_stub(function: &PlannedFunction, endpoint: &PlannedEndpoint, stub: &StubSp
         StubInterrupt::MsiX { vectors } => (0, vectors, 0, Some("msix")),
     };
     let (kind, link) = match stub.on {
-        Attachment::Link(link) => ("endpoint", Some(link)),
+        Attachment::Link(link) | Attachment::Virtual(link) => ("endpoint", Some(link)),
         Attachment::RootBus => ("integrated-endpoint", None),
         Attachment::Conventional => ("conventional", None),
     };
