@@ -49,6 +49,7 @@ fn a_hostile_guest_neither_crashes_nor_hangs_the_machine() {
         Guest::new("hostile")
             .options(&format!("seed={seed} rounds=3000"))
             .with(&["--device", &gpu("gpu0"), "--device", "stub,bar0=4K:mem32,bar1=32:io,msi=4,dma=on", "--pcie", "cf8=on"])
+            .with(&["--device", "stub,bar0=64K:mem32,msix=4,vfs=4,vf-bars=[0:16K:mem32,2:1M:mem64:prefetchable]"])
             .with(&["--disk", disk.to_str().unwrap(), "--cpus", "2"])
             .passes();
     }

@@ -80,6 +80,8 @@ impl Endpoint {
     pub fn placed(&self, placement: Placement) -> Self {
         let mut placed = self.clone();
         if let Self::Stub(stub) = &mut placed {
+            // Virtual ones are beyond device 0.
+            stub.ari |= stub.sriov.is_some();
             stub.on = match placement {
                 Placement::BelowPort(_) => stub.on,
                 Placement::RootBus => Attachment::RootBus,
