@@ -2,6 +2,9 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
+
+use rustix::io::Errno;
 
 /// Why a request was not met.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,14 +55,18 @@ impl ApiError {
     }
 
     /// An error and all that caused it. A cause that says what its effect said already is left out.
+    /// What the host has not left for anybody is the host's failure, whatever it was for.
     #[must_use]
     pub fn from_error(kind: ErrorKind, error: &dyn Error) -> Self {
         let mut chain = vec![error.to_string()];
-        let mut cause = error.source();
+        let (mut kind, mut cause) = (kind, error.source());
         while let Some(error) = cause {
             let text = error.to_string();
             if chain.last() != Some(&text) {
                 chain.push(text);
+            }
+            if error.downcast_ref::<io::Error>().is_some_and(is_exhaustion) {
+                kind = ErrorKind::Internal;
             }
             cause = error.source();
         }
@@ -92,6 +99,12 @@ impl ApiError {
     }
 }
 
+/// Whether this process or the host has no descriptors or memory left.
+fn is_exhaustion(error: &io::Error) -> bool {
+    let codes = [Errno::MFILE, Errno::NFILE, Errno::NOMEM].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
 impl fmt::Display for ApiError {
     /// The chain on one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -116,6 +129,16 @@ mod tests {
     #[derive(Debug, thiserror::Error)]
     #[error("busy")]
     struct Inner;
+
+    #[test]
+    fn what_the_host_has_not_left_is_not_the_clients_mistake() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("the disk a cannot be opened")]
+        struct Disk(#[source] io::Error);
+        for (errno, kind) in [(Errno::MFILE, ErrorKind::Internal), (Errno::NOENT, ErrorKind::BadRequest)] {
+            assert_eq!(ApiError::from_error(ErrorKind::BadRequest, &Disk(errno.into())).kind, kind);
+        }
+    }
 
     #[test]
     fn causes_follow_their_effect_and_are_said_once() {

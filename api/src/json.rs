@@ -39,8 +39,8 @@ const RANGES: [(&str, &str); 11] = [
     ("a map", "an object"),
 ];
 
-/// The reader's words with names of types as ranges.
-fn plain(problem: &str) -> String {
+/// The reader's words with names of types as ranges. The words are those of serde, whatever the format.
+pub(crate) fn plain(problem: &str) -> String {
     let Some((came, rest)) = problem.rsplit_once(", expected ") else { return problem.to_owned() };
     let (expected, place) = rest.split_once(" at line ").map_or((rest, None), |(expected, place)| (expected, Some(place)));
     let expected = RANGES.iter().find(|(name, _)| *name == expected).map_or(expected, |(_, words)| words);

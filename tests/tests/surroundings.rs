@@ -35,6 +35,26 @@ fn a_file_that_is_not_kvm_is_told() {
 
 #[test]
 #[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
+fn a_sysfs_that_cannot_be_read_is_told_and_not_taken_for_an_empty_host() {
+    let closed = "mount -t tmpfs none /sys && mkdir -p /sys/bus/pci/devices && chmod 0 /sys/bus/pci/devices";
+    for prepare in ["mount -t tmpfs none /sys", closed] {
+        for arguments in [
+            &["topology", "show"][..],
+            &["topology", "record"],
+            &["topology", "matrix"],
+            &["cdi", "generate"],
+            &["check", "0000:00:00.0"],
+            &["run", "--dry-run", "--device", "0000:00:00.0"],
+        ] {
+            let outcome = with_other_mounts(prepare, Capabilities::None, arguments);
+            outcome.expect_error(&["cannot read /sys/bus/pci/devices", "is sysfs mounted"]);
+            assert!([1, 2].contains(&outcome.code) && outcome.stdout.is_empty(), "{outcome}");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
 fn a_dry_run_needs_no_kvm() {
     let outcome =
         with_other_mounts("mount -t tmpfs none /dev", Capabilities::None, &["run", "--dry-run", "--device", "stub,id=gpu0"]);

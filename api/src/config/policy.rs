@@ -43,6 +43,7 @@ use super::pcie::PcieConfig;
 use super::topology::line;
 use super::vm::VmConfig;
 use crate::info::PciAddress;
+use crate::json::plain;
 
 /// What the operator of a host has decided for all machines that clients create.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -198,7 +199,7 @@ impl Policy {
         let wrong = |line, what| PolicyError { file: name.to_owned(), line, what };
         let file: File = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(1, |span| line(text, span.start));
-            wrong(at, error.message().to_owned())
+            wrong(at, plain(error.message()))
         })?;
         if file.boot.answer_after > LONGEST {
             return Err(wrong(1, format!("[boot] answer-after is {}; give 0 to {LONGEST} seconds", file.boot.answer_after)));
@@ -364,6 +365,11 @@ mod tests {
     #[test]
     fn a_wrong_file_is_answered_with_line_and_reason() {
         for (text, part) in [
+            (
+                "[pcie]\nroot-ports = 70000",
+                "c.toml, line 2: invalid value: integer `70000`, expected a whole number from 0 to 65535",
+            ),
+            ("[pcie]\nmirror = 1", "c.toml, line 2: invalid type: integer `1`, expected true or false"),
             ("[pcie]\ntopology = \"hots\"", "c.toml, line 2: unknown variant `hots`"),
             ("[pcei]", "unknown field `pcei`"),
             ("\n[guest]\nreset = 1", "line 3"),

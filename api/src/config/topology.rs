@@ -27,6 +27,7 @@ use toml::Spanned;
 use super::device::DeviceConfig;
 use super::flags::choice;
 use super::stub::IdPair;
+use crate::json::plain;
 
 /// A hierarchy, as it is written.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -108,7 +109,7 @@ impl TopologyConfig {
         let file: File = toml::from_str(text).map_err(|error| TopologyFileError::Syntax {
             file: name.to_owned(),
             line: error.span().map_or(1, |span| line(text, span.start)),
-            what: error.message().to_owned(),
+            what: plain(error.message()),
         })?;
         for device in &file.devices {
             let missing = match device.get_ref() {

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
@@ -56,6 +56,9 @@ impl Default for Limits {
 /// Bytes of a request's head.
 const HEAD: usize = 16 << 10;
 
+/// Descriptors that have to be left: some connections, and what is opened for one call.
+const SPARE: usize = 4;
+
 /// How long accepting rests when the process has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -86,6 +89,9 @@ impl Server {
             let _context = runtime.enter();
             listening.listener().and_then(UnixListener::from_std).map_err(ServeError::Start)?
         };
+        // Who cannot accept a connection would never answer.
+        let spare: io::Result<Vec<_>> = (0..SPARE).map(|_| listener.as_fd().try_clone_to_owned()).collect();
+        spare.map_err(ServeError::Descriptors)?;
         let run = move || {
             let serving = Serving::new(service, limits);
             let local = LocalSet::new();
@@ -330,6 +336,9 @@ pub enum ServeError {
     /// Not at this path.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// None left for clients.
+    #[error("no descriptor is left for clients of the API: raise the limit of open files (ulimit -n)")]
+    Descriptors(#[source] io::Error),
     /// Thread or event queue.
     #[error("cannot start the thread that serves the API")]
     Start(#[source] io::Error),

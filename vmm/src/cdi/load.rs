@@ -112,7 +112,7 @@ pub struct HostFunction {
 /// All PCI functions of the host, by address. Those that vanish meanwhile are left out.
 pub fn functions(sysfs: &Path) -> Result<Vec<HostFunction>, LoadError> {
     let directory = sysfs.join("bus/pci/devices");
-    let unreadable = |source| LoadError::Directory { path: directory.clone(), source };
+    let unreadable = |source| LoadError::Sysfs { path: directory.clone(), source };
     let mut functions = Vec::new();
     let entries = match fs::read_dir(&directory) {
         Ok(entries) => entries,
@@ -149,6 +149,15 @@ fn function(path: &Path) -> Option<HostFunction> {
 /// CDI files or a host that cannot be read.
 #[derive(Debug, Error)]
 pub enum LoadError {
+    /// The host's functions.
+    #[error("cannot read {path}: is sysfs mounted, and may this user read it?", path = path.display())]
+    Sysfs {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// A directory.
     #[error("cannot read the directory {path}: give --cdi-dir one that can be read", path = path.display())]
     Directory {

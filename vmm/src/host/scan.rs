@@ -74,6 +74,10 @@ pub fn scan(sysfs: &Path, devices: &[HostBdf]) -> Result<HostTree, ScanError> {
         let link = directory(sysfs, at);
         let path = match fs::canonicalize(&link) {
             Ok(path) => path,
+            // A host without PCI has a sysfs all the same.
+            Err(source) if source.kind() == io::ErrorKind::NotFound && !sysfs.join("bus").exists() => {
+                return Err(ScanError::Read { path: sysfs.join("bus/pci/devices"), source });
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => return Err(ScanError::Read { path: link, source }),
         };
