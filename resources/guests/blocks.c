@@ -148,10 +148,10 @@ void guest(void) {
     for (u32 i = 0; i < function_count; i++)
         find(&functions[i]);
     require(count, "no memory device");
+    u32 seen = interrupt_count[VECTOR]; /* what comes from here on is looked at once more */
     for (u32 i = 0; i < count; i++)
         follow(&devices[i]);
     say("ready\n");
-    u32 seen = interrupt_count[VECTOR];
     while (serial_read() < 0) {
         if (seen == interrupt_count[VECTOR]) {
             short_pause();

@@ -193,6 +193,22 @@ fn blocks_that_go_give_their_pages_back_to_the_host() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn memory_does_not_shrink_below_the_balloon() {
+    let guest = Guest::new("blocks").with(&["--memory", "64M,hotplug=1G,hotplug-method=virtio-mem", "--balloon", "0"]);
+    let mut server = Server::run(&guest);
+    server.process.expect("ready");
+    resize(&server, r#"{"desired_ram":335544320,"desired_balloon":134217728}"#, 204);
+    server.process.expect("has 10000000");
+    let told = resize(&server, r#"{"desired_ram":67108864}"#, 400);
+    assert!(told.contains("larger than the guest's memory"), "{told}");
+    resize(&server, r#"{"desired_ram":67108864,"desired_balloon":0}"#, 204);
+    server.process.expect("has 0");
+    server.process.send("\n");
+    server.process.finish().expect_code(1);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn each_memory_node_has_blocks_of_its_own() {
     let guest = Guest::new("blocks").with(&[
         "--cpus",

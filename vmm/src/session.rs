@@ -362,11 +362,13 @@ impl<'a, 's> Session<'a, 's> {
     fn resize(&mut self, to: Resize) -> Result<(), ApiError> {
         self.resizer.check(&to).map_err(|error| error.for_client())?;
         let memory = to.ram.unwrap_or_else(|| self.resizer.memory());
-        let balloon = to.balloon.map(|bytes| self.check_balloon(bytes, memory)).transpose()?.flatten();
+        // Memory does not shrink below the balloon either.
+        let kept = || self.machine.balloon().map(|balloon| balloon.wanted()).filter(|_| to.ram.is_some());
+        let balloon = to.balloon.or_else(kept).map(|bytes| self.check_balloon(bytes, memory)).transpose()?.flatten();
         let done = self.resizer.resize(self.machine, &to).map_err(|error| error.for_client());
         self.publish_size();
         done?;
-        if let Some((balloon, bytes)) = balloon {
+        if let Some((balloon, bytes)) = balloon.filter(|_| to.balloon.is_some()) {
             balloon.ask(bytes);
             self.service.published.update(|info| {
                 if let Some(balloon) = &mut info.config.balloon {
