@@ -1,6 +1,6 @@
 /* An honest driver of virtio disks (virtio 1.2, 2.7, 4.1.4 and 5.2): on each disk it writes a pattern by `requests=N`
  * (default 16) requests of `bytes=N` (default 4096) and reads it back, `batch=N` (default 1) with each ring of the doorbell.
- * `reads=N` reads only, so many requests, and compares nothing.
+ * `reads=N`, `writes=N`: so many requests only, of any data, between `begin` and `end` on the serial port.
  * `wait=interrupt`: sleeps until the device's interrupt in place of polling.
  * `ring=window`: rings through configuration space.
  * `moves=N`: so many times BARs of the first two disks change places, decoding off or on, while other processors, if there
@@ -24,7 +24,7 @@ struct disk {
 
 static struct disk disks[DISKS_MAX];
 static u32 disk_count, bytes, batch;
-static bool sleeps, by_window;
+static bool sleeps, by_window, fills;
 static volatile u64 doorbells[2];
 static volatile u32 started, stop, stopped;
 
@@ -68,7 +68,7 @@ static void make(struct disk *disk, u32 slot, u32 type, u64 offset) {
     write64(header, type);
     write64(header + 8, offset / 512);
     write8(header + 16, 0xff);
-    if (type == WRITE)
+    if (type == WRITE && fills)
         for (u64 i = 0; i < bytes; i += 8)
             write64(data + i, pattern(offset + i));
     u16 first = (u16)(3 * slot), way = type == READ ? DESCRIPTOR_WRITE : 0;
@@ -177,6 +177,7 @@ void guest(void) {
     batch = (u32)option("batch", 1);
     sleeps = option_text("wait", how, sizeof how) && text_equal(how, "interrupt");
     by_window = option_text("ring", how, sizeof how) && text_equal(how, "window");
+    fills = !option("writes", 0);
     require(batch >= 1 && batch <= BATCH_MAX && bytes % 512 == 0 && (u64)bytes * batch <= AREA_SIZE - DATA_AT, "batch or bytes are too large");
     pci_start();
     walk();
@@ -193,10 +194,13 @@ void guest(void) {
         start(disk);
     }
     require(disk_count, "no disk");
-    u64 requests = option("requests", 16), reads = option("reads", 0), moves = option("moves", 0);
+    u64 requests = option("requests", 16), reads = option("reads", 0), writes = option("writes", 0), moves = option("moves", 0);
     for (u32 n = 0; n < disk_count; n++) {
-        if (reads) {
-            transfer(&disks[n], READ, 0, reads, false, "read");
+        if (reads || writes) {
+            say("begin\n");
+            for (u64 done = 0; done < reads + writes; done += requests)
+                transfer(&disks[n], reads ? READ : WRITE, 0, requests < reads + writes - done ? requests : reads + writes - done, false, "any");
+            say("end\n");
             continue;
         }
         transfer(&disks[n], WRITE, 0, requests, true, "write");

@@ -19,12 +19,12 @@ fn disks(folder: &TempDir, count: usize) -> Vec<String> {
     (0..count).map(make).collect()
 }
 
-/// Runs the driver on as many disks.
-fn drive(count: usize, more: &[&str], options: &str) -> Outcome {
+/// Runs the driver on as many disks, each with `keys`.
+fn drive(count: usize, keys: &str, more: &[&str], options: &str) -> Outcome {
     let Ok(folder) = tempfile::tempdir() else { panic!("no temporary directory") };
     let paths = disks(&folder, count);
-    let guest = Guest::new("disks").options(&format!("bytes=512 {options}")).with(&["--memory", "128M", "--counters"]).with(more);
-    paths.iter().fold(guest, |guest, path| guest.with(&["--disk", path])).passes()
+    let guest = Guest::new("disks").options(&format!("{options} bytes=512")).with(&["--memory", "128M", "--counters"]).with(more);
+    paths.iter().fold(guest, |guest, path| guest.with(&["--disk", &format!("{path}{keys}")])).passes()
 }
 
 /// Reads and writes of a disk's BAR that reached this process, by its counters.
@@ -40,10 +40,20 @@ fn accesses(outcome: &Outcome) -> (u64, u64) {
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn requests_cost_no_exit_to_this_process_whatever_ends_them() {
-    for wait in ["wait=poll", "wait=interrupt"] {
-        let few = accesses(&drive(1, &[], &format!("requests=10 {wait}")));
-        let many = accesses(&drive(1, &[], &format!("requests=1010 {wait}")));
-        assert_eq!(few, many, "{wait}");
+    for (keys, wait) in [("", "wait=poll"), (",io=sync", "wait=poll"), ("", "wait=interrupt"), (",io=sync", "wait=interrupt")] {
+        let few = accesses(&drive(1, keys, &[], &format!("requests=10 {wait}")));
+        let many = accesses(&drive(1, keys, &[], &format!("requests=1010 {wait}")));
+        assert_eq!(few, many, "{keys} {wait}");
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn what_was_written_is_read_back_whole_however_many_requests_are_under_way() {
+    for keys in ["", ",io=sync"] {
+        for options in ["bytes=4096 batch=80 requests=80", "bytes=65536 batch=16 requests=16"] {
+            drive(2, keys, &["--cpus", "2"], options);
+        }
     }
 }
 
@@ -51,15 +61,15 @@ fn requests_cost_no_exit_to_this_process_whatever_ends_them() {
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn without_ioeventfd_a_request_costs_one_exit() {
     let off = ["--pcie", "ioeventfd=off"];
-    let few = accesses(&drive(1, &off, "requests=10"));
-    let many = accesses(&drive(1, &off, "requests=1010"));
+    let few = accesses(&drive(1, "", &off, "requests=10"));
+    let many = accesses(&drive(1, "", &off, "requests=1010"));
     assert_eq!((many.0 - few.0, many.1 - few.1), (0, 2000), "a thousand writes and as many reads");
 }
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn doorbells_are_rung_through_configuration_space_as_well() {
-    let outcome = drive(1, &[], "requests=50 ring=window");
+    let outcome = drive(1, "", &[], "requests=50 ring=window");
     outcome.expect_output(&["disk 0 requests 100 "]);
 }
 
@@ -68,7 +78,7 @@ fn doorbells_are_rung_through_configuration_space_as_well() {
 fn disks_that_change_places_are_rung_at_their_new_ones_while_others_ring_at_all() {
     for (cpus, switch) in [(1, "on"), (2, "on"), (2, "off")] {
         let more = ["--cpus", &cpus.to_string(), "--pcie", &format!("ioeventfd={switch}")];
-        let outcome = drive(2, &more, &format!("moves=60 cpus={cpus}"));
+        let outcome = drive(2, "", &more, &format!("moves=60 cpus={cpus}"));
         outcome.expect_output(&["disk 0 requests 92 ", "disk 1 requests 92 "]);
         let doorbells = if switch == "on" { "1 doorbells without exits" } else { "0 doorbells without exits" };
         assert_eq!(outcome.stderr.matches(doorbells).count(), 2, "{outcome}");

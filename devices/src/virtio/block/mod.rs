@@ -20,7 +20,7 @@ mod uring;
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use pci::seams::MsiPort;
@@ -37,6 +37,7 @@ use super::ring::{Memory, Ring, Served};
 use super::worker::{Stop, Worker};
 pub use image::{Format, Image, ImageError};
 use request::Disk;
+use uring::Uring;
 
 /// Bytes of a sector, the unit of capacity and addresses.
 pub const SECTOR: u32 = 512;
@@ -94,10 +95,8 @@ pub struct Block {
     disk: Arc<Disk>,
     sizes: Vec<u16>,
     limit: LimitSpec,
-    engine: Engine,
+    engine: Arc<Chosen>,
     config: [u8; CONFIG_LEN],
-    /// Which engine it is was told.
-    told: Arc<Once>,
 }
 
 impl Block {
@@ -122,8 +121,7 @@ impl Block {
             disk: Arc::new(Disk { image, sectors, serial }),
             sizes: vec![queue_size; queues.into()],
             limit,
-            engine,
-            told: Arc::new(Once::new()),
+            engine: Arc::new(Chosen { name: name(), wanted: engine, told: Mutex::default(), spare: Mutex::default() }),
         })
     }
 }
@@ -157,34 +155,57 @@ impl Device for Block {
         let crew = start.crew;
         let worker = |ring: Ring| {
             let (disk, limit) = (self.disk.clone(), Limit::new(self.limit, Instant::now()));
-            let (engine, told, name) = (self.engine, self.told.clone(), self.thread_name.clone());
+            let engine = self.engine.clone();
             let bells = vec![ring.bell().clone()];
             Worker::start(self.thread_name.clone(), &crew, bells, move |stop| {
-                serve(ring, &disk, durable, limit, stop, uring_of(&disk, engine, &told, &name));
+                if let (Some(file), Some(uring)) = (disk.image.raw(), engine.uring(&disk)) {
+                    let uring = uring::Lane { disk: &disk, file, durable, limit, stop }.serve(ring, uring);
+                    engine.keep(uring);
+                } else {
+                    serve(ring, &disk, durable, limit, stop);
+                }
             })
         };
         start.rings.into_iter().map(worker).collect()
     }
 }
 
-/// An io_uring for a queue of `disk`, if it is to have one.
-fn uring_of(disk: &Disk, engine: Engine, told: &Once, name: &str) -> Option<uring::Uring> {
-    if engine == Engine::Sync || disk.image.raw().is_none() {
-        return None;
+/// How the queues of a disk are served.
+struct Chosen {
+    name: String,
+    wanted: Engine,
+    /// Whether it is by io_uring, as far as that was told.
+    told: Mutex<Option<bool>>,
+    /// Of queues that were served before: a guest may reset its disk as often as it likes.
+    spare: Mutex<Vec<Uring>>,
+}
+
+impl Chosen {
+    /// An io_uring for a queue of `disk`, if it is to have one.
+    fn uring(&self, disk: &Disk) -> Option<Uring> {
+        if self.wanted == Engine::Sync || disk.image.raw().is_none() {
+            return None;
+        }
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let opened = spare.map_or_else(uring::open, Ok);
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.replace(opened.is_ok()) != Some(opened.is_ok()) {
+            match &opened {
+                Ok(_) => log::info!("{}: requests by io_uring", self.name),
+                Err(error) => log::info!("{}: requests by one call after another, since io_uring is refused: {error}", self.name),
+            }
+        }
+        opened.ok()
     }
-    let opened = uring::open();
-    told.call_once(|| match &opened {
-        Ok(_) => log::info!("{name}: requests by io_uring"),
-        Err(error) => log::info!("{name}: requests by one call after another; io_uring cannot be had: {error}"),
-    });
-    opened.ok()
+
+    /// Keeps an io_uring with which nothing is under way for the next start.
+    fn keep(&self, uring: Option<Uring>) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).extend(uring);
+    }
 }
 
 /// Serves a queue until `stop` says so or the ring is corrupt.
-fn serve(mut ring: Ring, disk: &Disk, durable: bool, mut limit: Limit, stop: &Stop, uring: Option<uring::Uring>) {
-    if let (Some(uring), Some(file)) = (uring, disk.image.raw()) {
-        return uring::Lane { disk, file, durable, limit, stop }.serve(ring, uring);
-    }
+fn serve(mut ring: Ring, disk: &Disk, durable: bool, mut limit: Limit, stop: &Stop) {
     loop {
         let mut pause = None;
         let drained = ring.drain(stop, |chain, memory| {

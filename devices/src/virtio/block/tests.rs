@@ -162,6 +162,75 @@ fn one_doorbell_serves_all_that_waits() {
     guest.wait("all answers", |guest| guest.came_back(0) == ENTRIES);
 }
 
+/// Reads of 64 KiB each into the memory from [`DATA_AT`] on, all of them under way at once, and the memory.
+fn many_reads(guest: &mut Guest) -> (u64, usize) {
+    guest.file.set_len(8 << 20).unwrap();
+    guest.put(HEADER_AT, &[0; 16]);
+    let (count, size) = (u64::from(ENTRIES) / 3, 64 << 10);
+    for n in 0..count {
+        guest.offer(0, &[(HEADER_AT, 16, 0), (DATA_AT + n * size, 64 << 10, WRITE), (STATUS_AT, 1, WRITE)]);
+    }
+    guest.ring(0);
+    (count, usize::try_from(count * size).unwrap())
+}
+
+#[test]
+fn after_a_reset_nothing_reaches_guest_memory_whatever_was_under_way() {
+    let mut guest = Guest::ready();
+    for _ in 0..20 {
+        let (_, len) = many_reads(&mut guest);
+        guest.write(0x14, &[0]);
+        guest.put(DATA_AT, &vec![0xCC; len]);
+        guest.put(STATUS_AT, &[NOT_ANSWERED]);
+        let before = guest.came_back(0);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(guest.bytes(DATA_AT, len).iter().all(|byte| *byte == 0xCC));
+        assert_eq!((guest.bytes(STATUS_AT, 1), guest.came_back(0)), (vec![NOT_ANSWERED], before));
+        guest.set_up(u64::MAX);
+    }
+    assert_eq!(guest.request(IN, 3, &[(DATA_AT, 512, WRITE)]), (OK, 513));
+}
+
+#[test]
+fn while_a_disk_is_held_nothing_reaches_guest_memory_and_afterwards_all_comes() {
+    let mut guest = Guest::ready();
+    let workers = guest.function.workers().unwrap();
+    for round in 1..=20 {
+        let (count, len) = many_reads(&mut guest);
+        workers.hold();
+        let (memory, came) = (guest.bytes(DATA_AT, len), guest.came_back(0));
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(guest.bytes(DATA_AT, len) == memory && guest.came_back(0) == came);
+        workers.release();
+        for _ in 0..count {
+            assert_eq!(guest.answer(0).len, (64 << 10) + 1, "{round}");
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_there_after_the_answer_to_a_flush() {
+    let mut guest = Guest::ready();
+    for n in 0..20_u8 {
+        guest.put(HEADER_AT, &[&OUT.to_le_bytes()[..], &[0; 4], &u64::from(n).to_le_bytes()].concat());
+        guest.put(HEADER_AT + 16, &[&FLUSH.to_le_bytes()[..], &[0; 12]].concat());
+        guest.put(DATA_AT, &[n; 512]);
+        guest.offer(0, &[(HEADER_AT, 16, 0), (DATA_AT, 512, 0), (STATUS_AT, 1, WRITE)]);
+        guest.send(0, &[(HEADER_AT + 16, 16, 0), (STATUS_AT + 1, 1, WRITE)]);
+        assert_eq!((guest.answer(0).len, guest.answer(0).len), (1, 1));
+        assert_eq!(guest.bytes(STATUS_AT, 2), [OK; 2]);
+        assert_eq!(guest.on_disk(u64::from(n) * 512, 512), [n; 512]);
+    }
+}
+
+#[test]
+fn a_file_that_became_shorter_is_an_error_of_the_request() {
+    let mut guest = Guest::ready();
+    guest.file.set_len(1024).unwrap();
+    assert_eq!(guest.request(IN, 1, &[(DATA_AT, 1024, WRITE)]).0, IOERR);
+    assert_eq!(guest.request(IN, 1, &[(DATA_AT, 512, WRITE)]).0, OK);
+}
+
 #[test]
 fn indices_wrap() {
     let mut guest = Guest::ready();

@@ -18,7 +18,7 @@ use crate::virtio::ring::{Corrupt, Ring};
 use crate::virtio::worker::Stop;
 
 /// Most requests that are under way, with one more for the call that ends them.
-const ENTRIES: u32 = 128;
+const ENTRIES: u32 = if cfg!(test) { 8 } else { 128 };
 const UNDER_WAY: usize = ENTRIES as usize - 1;
 /// What stands for that call in place of a request's number.
 const CANCEL: u64 = u64::MAX;
@@ -53,8 +53,9 @@ enum After {
 }
 
 impl Lane<'_> {
-    /// Serves a queue until the worker is to end or the ring is corrupt. Afterwards the kernel touches no guest memory.
-    pub(super) fn serve(mut self, mut ring: Ring, mut uring: IoUring) {
+    /// Serves a queue until the worker is to end or the ring is corrupt. Afterwards the kernel touches no guest memory. Gives the
+    /// io_uring back if it can be used again.
+    pub(super) fn serve(mut self, mut ring: Ring, mut uring: Uring) -> Option<Uring> {
         let stop = self.stop;
         loop {
             let goes_on = match self.round(&mut ring, &mut uring) {
@@ -66,7 +67,8 @@ impl Lane<'_> {
                 }
             };
             if !goes_on {
-                return;
+                let clean = uring.submission().is_empty() && uring.completion().is_empty();
+                return clean.then_some(uring);
             }
         }
     }
@@ -259,7 +261,7 @@ struct Flights<'u, 'm> {
     slots: Vec<Option<Flight<'m>>>,
     free: Vec<usize>,
     under_way: usize,
-    /// The call that ends all was made.
+    /// The call that ends all is under way.
     cancels: bool,
 }
 
@@ -305,11 +307,8 @@ impl<'u, 'm> Flights<'u, 'm> {
     fn land(&mut self, lane: &Lane<'_>, done: &mut Vec<(u16, u32)>) -> bool {
         let mut landed = false;
         while let Some(completion) = self.completion() {
-            let number = completion.user_data();
-            let number = if number == CANCEL { None } else { usize::try_from(number).ok() };
-            let Some((number, flight)) = number.and_then(|number| Some((number, self.slots.get_mut(number)?.take()?))) else {
-                continue;
-            };
+            let number = usize::try_from(completion.user_data()).unwrap_or(usize::MAX);
+            let Some(flight) = self.slots.get_mut(number).and_then(Option::take) else { continue };
             landed = true;
             self.go_on(number, flight, completion.result(), lane, done);
         }
@@ -372,11 +371,12 @@ impl<'u, 'm> Flights<'u, 'm> {
     }
 
     fn settle(&mut self) {
-        while self.flying() > 0 {
+        while self.flying() > 0 || self.cancels && self.uring.submission().is_empty() {
             if self.uring.submit_and_wait(1).is_err() {
                 std::thread::sleep(AGAIN);
             }
             while let Some(completion) = self.completion() {
+                self.cancels &= completion.user_data() != CANCEL;
                 let number = usize::try_from(completion.user_data()).unwrap_or(usize::MAX);
                 if self.slots.get_mut(number).is_some_and(|slot| slot.take().is_some()) {
                     self.under_way -= 1;
