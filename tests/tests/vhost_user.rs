@@ -195,3 +195,61 @@ fn memory_that_a_server_cannot_map_is_refused_whenever_the_device_comes() {
     machine.expect("PUT vmm.shutdown", "", 204);
     machine.ends(0);
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_g8_when_a_machine_cannot_start_its_server_is_let_go() {
+    for wrong in [
+        &["--disk", "/nonexistent/disk.img"][..],
+        &["--serial", "file=/nonexistent/folder/out"],
+        &["--vsock", "cid=3,socket=/nonexistent/v"],
+    ] {
+        let (_folder, socket) = folder();
+        let server = VhostUser::start(&socket, Serves::Folder, Manners::default());
+        let folder = format!("{},tag=home", socket.display());
+        let outcome = Guest::new("echo").with(&SHARED).with(&["--fs", &folder]).with(wrong).run();
+        outcome.expect_code(1);
+        // It may have been refused before anybody was asked.
+        drop(server);
+    }
+    // By the API the process goes on, and the server must not wait for its end.
+    let (_folder, socket) = folder();
+    let server = VhostUser::start(&socket, Serves::Folder, Manners::default());
+    let machine = Server::empty();
+    let kernel = socket.with_file_name("kernel");
+    std::fs::copy(image("echo.elf"), &kernel).unwrap();
+    let body = format!(
+        r#"{{"payload":{{"kernel":"{}"}},"memory":{{"size":67108864,"shared":true}},"fs":[{{"tag":"home","socket":"{}"}}]}}"#,
+        kernel.display(),
+        socket.display()
+    );
+    machine.expect("PUT vm.create", &body, 204);
+    std::fs::remove_file(&kernel).unwrap();
+    let (status, reply) = machine.call("PUT vm.boot", "");
+    assert!((400..600).contains(&status) && reply.contains("kernel"), "{status} {reply}");
+    server.expect(Event::Connected);
+    machine.expect("PUT vm.delete", "", 204);
+    server.expect(Event::Ended);
+    machine.expect("GET vmm.ping", "", 200);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn when_the_server_of_a_folder_dies_the_machine_goes_on() {
+    let (_folder, socket) = folder();
+    let server = VhostUser::start(&socket, Serves::Folder, Manners::default());
+    let machine = running();
+    machine.expect("PUT vm.add-fs", &format!(r#"{{"socket":"{}","tag":"home","id":"f"}}"#, socket.display()), 200);
+    server.expect(Event::Connected);
+    server.hang_up();
+    server.expect(Event::Ended);
+    drop(server);
+    for what in ["GET vmm.ping", "GET vm.info", "GET vm.counters"] {
+        machine.expect(what, "", 200);
+    }
+    machine.expect("PUT vm.reboot", "", 204);
+    machine.expect("PUT vm.pause", "", 204);
+    machine.expect("PUT vm.resume", "", 204);
+    machine.expect("PUT vmm.shutdown", "", 204);
+    machine.ends(0);
+}

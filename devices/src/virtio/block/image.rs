@@ -7,6 +7,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::FileTypeExt;
 use std::ptr::NonNull;
 
@@ -70,6 +71,10 @@ impl Image {
                 (Content::Raw { file, direct }, len)
             }
             Format::Qcow2 => {
+                let len = file.seek(SeekFrom::End(0)).map_err(ImageError::Length)?;
+                if let Some(needed) = end_of_tables(&file).filter(|needed| *needed > len) {
+                    return Err(ImageError::Cut { len, needed });
+                }
                 let storage = imago::file::File::try_from(file).map_err(ImageError::Length)?;
                 let builder = Qcow2::<imago::file::File>::builder(storage).write(!readonly);
                 let image = builder.open(DenyImplicitOpenGate::default()).map_err(ImageError::Qcow2)?;
@@ -368,6 +373,20 @@ impl Drop for Bounce {
     }
 }
 
+/// Where the tables of a qcow2 image end that its header names (QEMU: docs/interop/qcow2.txt); `None` for a header that is none.
+fn end_of_tables(file: &File) -> Option<u64> {
+    let mut header = [0; 56];
+    file.read_exact_at(&mut header, 0).ok()?;
+    if !header.starts_with(b"QFI\xfb") {
+        return None;
+    }
+    let word = |at: usize| Some(u32::from_be_bytes(header.get(at..at + 4)?.try_into().ok()?));
+    let long = |at: usize| Some(u64::from_be_bytes(header.get(at..at + 8)?.try_into().ok()?));
+    let mapping = long(40)?.saturating_add(8 * u64::from(word(36)?));
+    // Of the counts of references the last cluster may be written in part.
+    Some(mapping.max(long(48)?.saturating_add(8)))
+}
+
 /// An image that cannot be a disk.
 #[derive(Debug, Error)]
 pub enum ImageError {
@@ -380,6 +399,14 @@ pub enum ImageError {
     /// Not of the format.
     #[error("it is no qcow2 image that can be used: backing and data files of its own are not opened")]
     Qcow2(#[source] io::Error),
+    /// Less than there was.
+    #[error("it has been cut off: it ends at byte {len}, and its tables reach to byte {needed}")]
+    Cut {
+        /// Bytes.
+        len: u64,
+        /// Where the last table ends.
+        needed: u64,
+    },
     /// Nothing to show.
     #[error("it has {len} bytes, and a disk needs at least {block}")]
     Small {

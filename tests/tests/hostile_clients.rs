@@ -1,0 +1,275 @@
+//! What clients of the API socket may do wrong, through the executable: lengths, bodies, silence, descriptors, calls out of turn.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tests::guest::image;
+use tests::process::LIMIT;
+use tests::server::Server;
+
+fn connect(server: &Server) -> UnixStream {
+    let stream = UnixStream::connect(server.socket()).unwrap_or_else(|error| panic!("{error}"));
+    let timed = stream.set_read_timeout(Some(LIMIT)).and_then(|()| stream.set_write_timeout(Some(LIMIT)));
+    timed.unwrap_or_else(|error| panic!("no time limit: {error}"));
+    stream
+}
+
+/// Status of the next reply; `None` if the connection ends without one.
+fn status(stream: &mut UnixStream) -> Option<u16> {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n") {
+        match stream.read(&mut byte) {
+            Ok(1) => head.extend(byte),
+            _ => return None,
+        }
+    }
+    String::from_utf8_lossy(&head).split(' ').nth(1)?.parse().ok()
+}
+
+/// The rest of a reply of which `status` has read the first line; true when the connection goes on.
+fn rest(stream: &mut UnixStream) -> bool {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read(&mut byte) {
+            Ok(1) => head.extend(byte),
+            _ => return false,
+        }
+    }
+    let text = String::from_utf8_lossy(&head).to_lowercase();
+    let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok()).unwrap_or(0);
+    stream.read_exact(&mut vec![0; length]).is_ok()
+}
+
+fn alive(server: &Server) {
+    let start = Instant::now();
+    server.expect("GET vmm.ping", "", 200);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn the_socket_is_for_its_owner_alone() {
+    let server = Server::empty();
+    let mode = fs::metadata(server.socket()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "{mode:o}");
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn lengths_that_make_no_sense_are_refused_and_a_missing_one_is_an_empty_body() {
+    let server = Server::empty();
+    for length in
+        ["-1", "+5", "5x", "18446744073709551616", "99999999999999999999999", "0x10", "5, 6", "", "2\r\nContent-Length: 3"]
+    {
+        let mut stream = connect(&server);
+        stream
+            .write_all(format!("PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: {length}\r\n\r\n{{}}   ").as_bytes())
+            .unwrap();
+        assert_eq!(status(&mut stream), Some(400), "{length}");
+    }
+    let mut stream = connect(&server);
+    stream.write_all(b"PUT /api/v1/vm.create HTTP/1.1\r\n\r\n").unwrap();
+    assert_eq!(status(&mut stream), Some(400));
+    alive(&server);
+    server.expect("GET vm.info", "", 404);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_body_of_100_mib_is_refused_without_being_kept() {
+    let server = Server::empty();
+    let before = server.process.resident();
+    let chunk = vec![b' '; 1 << 20];
+    for framing in ["Content-Length: 104857600", "Transfer-Encoding: chunked"] {
+        let mut stream = connect(&server);
+        stream.write_all(format!("PUT /api/v1/vm.create HTTP/1.1\r\n{framing}\r\n\r\n").as_bytes()).unwrap();
+        let mut sent = 0;
+        for _ in 0..100 {
+            let piece = if framing.starts_with('T') { [b"100000\r\n", &chunk[..], b"\r\n"].concat() } else { chunk.clone() };
+            match stream.write_all(&piece) {
+                Ok(()) => sent += 1,
+                Err(error) => {
+                    assert!(matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{error}");
+                    break;
+                }
+            }
+        }
+        assert!(sent < 100, "{framing}: everything was taken");
+        // The reply may be lost with the reset, but is no success.
+        assert!(status(&mut stream).is_none_or(|status| status == 400), "{framing}");
+    }
+    alive(&server);
+    assert!(server.process.resident() < before + 16_384, "{} KiB, {before} before", server.process.resident());
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_thousand_idle_connections_shut_nobody_out_and_leave_nothing() {
+    let server = Server::empty();
+    let mut kept = connect(&server);
+    let ping = b"GET /api/v1/vmm.ping HTTP/1.1\r\nHost: x\r\n\r\n";
+    kept.write_all(ping).unwrap();
+    assert!(status(&mut kept) == Some(200) && rest(&mut kept));
+    let Some((before, _)) = server.process.usage() else { panic!("it has ended") };
+    let idle: Vec<_> = (0..1000).map(|_| connect(&server)).collect();
+    alive(&server);
+    assert_eq!(server.create(&image("echo.elf"), "").0, 204);
+    server.expect("PUT vm.boot", "", 204);
+    kept.write_all(ping).unwrap();
+    assert_eq!(status(&mut kept), Some(200), "a connection that was used is kept");
+    server.expect("PUT vm.delete", "", 204);
+    drop(idle);
+    let start = Instant::now();
+    while let Some((now, _)) = server.process.usage().filter(|(now, _)| *now > before) {
+        assert!(start.elapsed() < LIMIT, "{now} descriptors, {before} before");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_e2_half_requests_and_slow_clients_hold_up_their_own_connections_alone() {
+    let server = Server::empty();
+    let mut half = connect(&server);
+    half.write_all(b"PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: 20\r\n\r\n123456789").unwrap();
+    let mut head = connect(&server);
+    head.write_all(b"PUT /api/v1/vm.cr").unwrap();
+    let mut slow = connect(&server);
+    let begun = Instant::now();
+    let mut dropped = None;
+    // 30 seconds are what a request may take; the slow one sends a byte each 300 ms.
+    while begun.elapsed() < Duration::from_secs(45) && dropped.is_none() {
+        alive(&server);
+        if slow.write_all(b"G").is_err() {
+            dropped = Some(begun.elapsed());
+        }
+        thread::sleep(Duration::from_millis(300));
+    }
+    let dropped = dropped.unwrap_or_else(|| panic!("the slow client is still there"));
+    assert!(dropped > Duration::from_secs(20), "{dropped:?}");
+    for stream in [&mut half, &mut head] {
+        let mut left = Vec::new();
+        assert!(stream.read_to_end(&mut left).is_ok(), "it is closed");
+    }
+    alive(&server);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_e3_unknown_paths_and_wrong_verbs_are_answered_and_the_connection_goes_on() {
+    let server = Server::empty();
+    let mut stream = connect(&server);
+    for (request, expected) in [
+        ("GET /api/v1/vm.nothing", 404),
+        ("GET /nowhere", 404),
+        ("PUT /api/v1/vmm.ping", 405),
+        ("GET /api/v1/vm.create", 405),
+        ("BREW /api/v1/vmm.ping", 405),
+        ("GET /api/v1/vmm.ping", 200),
+    ] {
+        stream.write_all(format!("{request} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+        assert_eq!(status(&mut stream), Some(expected), "{request}");
+        assert!(rest(&mut stream), "{request}");
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_e6_bad_json_and_calls_out_of_turn_are_refused_with_the_reason() {
+    let server = Server::empty();
+    for call in [
+        "boot",
+        "shutdown",
+        "reboot",
+        "pause",
+        "resume",
+        "delete",
+        "power-button",
+        "resize",
+        "add-disk",
+        "add-net",
+        "remove-device",
+    ] {
+        server.expect(&format!("PUT vm.{call}"), "{}", 404);
+    }
+    for body in ["{\"payload\": ]", "[", "7", "{}x", &"[".repeat(100_000), "\u{0}", r#"{"payload":{"kernel":7}}"#] {
+        let reply = server.expect("PUT vm.create", body, 400);
+        assert!(reply.contains("vm.create"), "{reply}");
+    }
+    let more = r#","cpus":{"boot_vcpus":1,"max_vcpus":2}"#;
+    assert_eq!(server.create(&image("echo.elf"), more).0, 204);
+    assert_eq!(server.create(&image("echo.elf"), more).0, 405);
+    for call in ["pause", "resume", "reboot"] {
+        server.expect(&format!("PUT vm.{call}"), "", 405);
+    }
+    server.expect("PUT vm.boot", "", 204);
+    server.expect("PUT vm.boot", "", 405);
+    // Beyond what it may have.
+    let reply = server.expect("PUT vm.resize", r#"{"desired_vcpus":3}"#, 400);
+    assert!(reply.contains('2'), "{reply}");
+    server.expect("PUT vm.resize", r#"{"desired_ram":1099511627776}"#, 400);
+    server.expect("PUT vm.remove-device", r#"{"id":"nobody"}"#, 404);
+    let info = server.expect("GET vm.info", "", 200);
+    assert!(info.contains(r#""phase":"running""#), "{info}");
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
+
+/// Sends a request with descriptors; the reply's status.
+fn send_with(server: &Server, request: &str, descriptors: &[BorrowedFd<'_>]) -> Option<u16> {
+    let mut stream = connect(server);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)), "too many for one message");
+    let sent = sendmsg(&stream, &[IoSlice::new(request.as_bytes())], &mut control, SendFlags::empty());
+    assert_eq!(sent, Ok(request.len()));
+    status(&mut stream)
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn descriptors_too_many_too_few_and_of_wrong_kinds_are_refused_and_closed() {
+    let server = Server::empty();
+    assert_eq!(server.create(&image("echo.elf"), "").0, 204);
+    let file = File::open("/dev/null").unwrap();
+    let disk = tempfile::tempfile().unwrap();
+    let (one, other) = UnixStream::pair().unwrap();
+    let body = |queues: u32| format!(r#"{{"id":"n","mac":"02:00:00:00:00:01","num_queues":{queues}}}"#);
+    let add = |queues: u32| {
+        let body = body(queues);
+        format!("PUT /api/v1/vm.add-net HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    };
+    for running in [false, true] {
+        if running {
+            server.expect("PUT vm.boot", "", 204);
+        }
+        let Some((before, _)) = server.process.usage() else { panic!("it has ended") };
+        assert_eq!(server.call("PUT vm.add-net", &body(2)).0, 400, "none");
+        for (queues, count) in [(4, 1), (2, 2), (2, 64), (2, 200)] {
+            assert_eq!(send_with(&server, &add(queues), &vec![file.as_fd(); count]), Some(400), "{count} for {queues} queues");
+        }
+        for (what, wrong) in [("null", file.as_fd()), ("file", disk.as_fd()), ("socket", one.as_fd())] {
+            assert_eq!(send_with(&server, &add(2), &[wrong]), Some(400), "{what}, running: {running}");
+        }
+        // Where none are wanted they are closed.
+        assert_eq!(send_with(&server, "GET /api/v1/vmm.ping HTTP/1.1\r\n\r\n", &[other.as_fd(); 10]), Some(200));
+        let start = Instant::now();
+        while let Some((now, _)) = server.process.usage().filter(|(now, _)| *now > before) {
+            assert!(start.elapsed() < LIMIT, "{now} descriptors, {before} before");
+            thread::sleep(Duration::from_millis(10));
+        }
+        let info = server.expect("GET vm.info", "", 200);
+        assert!(!info.contains("02:00:00:00:00:01"), "{info}");
+    }
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
