@@ -1,6 +1,9 @@
 //! Devices that come to a conventional bus and leave it by ACPI, from the outside: a guest that drives the registers as ACPI's
 //! methods do.
 
+use std::thread;
+use std::time::Duration;
+
 use tests::Guest;
 use tests::server::Server;
 
@@ -36,7 +39,7 @@ fn devices_come_to_a_conventional_bus_and_leave_when_the_guest_lets_go() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
-fn a_removal_waits_for_the_guest_and_a_second_one_is_refused() {
+fn a_removal_waits_for_the_guest_until_a_deadline_and_a_second_one_is_refused() {
     let mut server = Server::run(&follower("eject=0", "bridges=1,bridge-slots=2").devices(&["stub,id=cold,on=bridge0"]));
     server.process.expect("slots 0");
     let functions = r#"{"banyan":["stub,id=f1,function=1,attach=pci","stub,id=f0,attach=pci"]}"#;
@@ -49,8 +52,16 @@ fn a_removal_waits_for_the_guest_and_a_second_one_is_refused() {
     }
     assert_eq!(server.remove("f0"), 409, "it leaves with the other function");
     assert_eq!(server.devices(), "cold@bridge0 f0@bridge0 f1@bridge0", "the guest keeps them");
+    // Until it has had its thirty seconds.
+    thread::sleep(Duration::from_secs(29));
+    for name in ["cold", "f0", "f1"] {
+        server.until("PUT vm.remove-device", &format!(r#"{{"id":"{name}"}}"#), 404);
+    }
+    assert_eq!(server.devices(), "");
     server.process.send("\n");
-    server.process.finish().expect_code(1).expect_output(&["came 1 left 0"]);
+    let outcome = server.process.finish();
+    outcome.expect_code(1).expect_output(&["came 1 left 0"]);
+    outcome.expect_error(&["the guest did not let go of cold in time", "the guest did not let go of f1, f0 in time"]);
 }
 
 #[test]
