@@ -147,7 +147,9 @@ pub enum CpuError {
         count: u8,
     },
     /// Not an arrangement.
-    #[error("`{text}` is no arrangement; write threads of a core, cores of a die, dies of a package and packages as 2:8:1:2")]
+    #[error(
+        "`{text}` is no arrangement; write threads of a core, cores of a die, dies of a package and packages as 2:8:1:2, each from 1 to 65535"
+    )]
     Topology {
         /// What was given.
         text: String,
