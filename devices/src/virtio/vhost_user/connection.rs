@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -20,13 +20,19 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Frontend, FrontendReqHandler, HandlerResult, VhostUserFrontend, VhostUserFrontendReqHandler};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_queue::QueueT;
-use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap};
+use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::virtio::ring::{Memory, Ring};
 use crate::virtio::worker::Bell;
 
-/// The longest that a conversation may take.
+/// The longest that a conversation may take for which somebody waits.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest that a server may take for its rings, beside what it takes to map memory: nobody waits for that.
+const START: Duration = Duration::from_secs(10);
+/// The longest for each GiB of memory, which servers touch page by page before they answer.
+const START_PER_GIB: Duration = Duration::from_secs(10);
+/// How soon a server notices that nobody wants it any more.
+const SLICE: Duration = Duration::from_millis(100);
 /// Protocol features that are of use here.
 const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::REPLY_ACK)
@@ -182,8 +188,9 @@ impl Connection {
         answer.map(|(_, bytes)| bytes).map_err(|source| ConnectionError::Refused { path: self.path.clone(), source })
     }
 
-    /// Hands `rings` over, whose use is told by `calls`; the first `enabled` of them are in use. `features` are those that the driver took. RAM is looked at once the
-    /// conversation is this one's alone, so that memory that comes is told either here or by [`Connection::memory_grew`].
+    /// Hands `rings` over, whose use is told by `calls`; the first `enabled` of them are in use. `features` are those that the
+    /// driver took. RAM is looked at once the conversation is this one's alone, so that memory that comes is told either here or
+    /// by [`Connection::memory_grew`]. Takes as long as the server needs to map memory, or until it is `unwanted`.
     pub(super) fn start(
         &self,
         features: u64,
@@ -191,9 +198,12 @@ impl Connection {
         rings: &[Ring],
         calls: &[Arc<Bell>],
         enabled: &AtomicUsize,
+        unwanted: impl Fn() -> bool + Send + 'static,
     ) -> Result<(), ConnectionError> {
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
-        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
+        let size: u64 = memory.memory().iter().map(GuestMemoryRegion::len).sum();
+        let longest = START + START_PER_GIB * u32::try_from(size >> 30).unwrap_or(u32::MAX);
+        let _deadline = Deadline::within(&self.socket, longest, unwanted).map_err(ConnectionError::Descriptor)?;
         let mut frontend = self.frontend();
         let memory: &GuestMemoryMmap = &memory.memory();
         let kept = self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
@@ -237,8 +247,9 @@ impl Connection {
         if self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
             return Ok(());
         }
-        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
+        // It may be getting its rings, for which it has longer.
         let mut frontend = self.frontend();
+        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
         if !self.started.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -301,12 +312,23 @@ struct Deadline(#[expect(dead_code, reason = "its end is what counts")] Sender<(
 
 impl Deadline {
     fn new(socket: &UnixStream) -> io::Result<Self> {
+        Self::within(socket, PATIENCE, || false)
+    }
+
+    /// After `longest`, and before that once it has become `unwanted` and [`PATIENCE`] has passed.
+    fn within(socket: &UnixStream, longest: Duration, unwanted: impl Fn() -> bool + Send + 'static) -> io::Result<Self> {
         let socket = socket.try_clone()?;
         let (held, dropped) = channel();
+        let begun = Instant::now();
         std::thread::Builder::new().name("vu-deadline".into()).spawn(move || {
-            if dropped.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                // Fails when it has ended already.
-                let _ = socket.shutdown(Shutdown::Both);
+            let mut wait = PATIENCE.min(longest);
+            while dropped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                if begun.elapsed() >= longest || unwanted() {
+                    // Fails when it has ended already.
+                    let _ = socket.shutdown(Shutdown::Both);
+                    return;
+                }
+                wait = SLICE;
             }
         })?;
         Ok(Self(held))

@@ -51,7 +51,7 @@ impl Relay {
 
     /// Has the server work until it is to stand still, for the first time or `again`. False when nothing more is to come from it.
     fn serve(&mut self, stop: &Stop, again: bool) -> bool {
-        let connection = match self.begin() {
+        let connection = match self.begin(stop) {
             Ok(connection) => connection,
             Err(error) => {
                 let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,10 +93,12 @@ impl Relay {
     }
 
     /// Hands the rings to the server, to another process than before if that one has died meanwhile.
-    fn begin(&self) -> Result<Arc<Connection>, ServerError> {
+    fn begin(&self, stop: &Stop) -> Result<Arc<Connection>, ServerError> {
         let before = self.server.config();
         let connection = self.server.connection()?;
-        connection.start(self.start.features, &self.start.memory, &self.start.rings, &self.calls, &self.enabled)?;
+        let (start, stop) = (&self.start, stop.clone());
+        let unwanted = move || stop.stopped() || stop.held();
+        connection.start(start.features, &start.memory, &start.rings, &self.calls, &self.enabled, unwanted)?;
         if self.server.config() != before {
             self.start.signals.config_changed();
         }

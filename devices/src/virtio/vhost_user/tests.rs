@@ -32,6 +32,8 @@ struct Manners {
     silent: bool,
     /// Says at the start of each queue that its configuration is another one, which each reading gives.
     changes: bool,
+    /// Takes so long to map memory.
+    slow: Duration,
 }
 
 const GOOD: Manners = Manners {
@@ -41,6 +43,7 @@ const GOOD: Manners = Manners {
     dies_at: u32::MAX,
     silent: false,
     changes: false,
+    slow: Duration::ZERO,
 };
 
 /// Where all servers of a folder listen.
@@ -76,6 +79,9 @@ fn serve_in(directory: tempfile::TempDir, manners: Manners) -> Process {
             }
             if manners.silent {
                 continue;
+            }
+            if request == 5 {
+                std::thread::sleep(manners.slow);
             }
             let number = |value: u64| value.to_le_bytes().to_vec();
             let answer = match request {
@@ -421,7 +427,8 @@ fn private_memory_is_refused_by_name() {
     let mut driver = Driver::started(Remote::new("test", &folder(), remote.clone()).unwrap());
     driver.wait("the device to give up", Driver::gave_up);
     let memory = Memory::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
-    let error = remote.current().start(feature::VERSION_1, &memory, &[], &[], &AtomicUsize::new(0)).unwrap_err().to_string();
+    let error =
+        remote.current().start(feature::VERSION_1, &memory, &[], &[], &AtomicUsize::new(0), || false).unwrap_err().to_string();
     assert!(error.contains("--memory shared=on") || error.contains("vhost-user server"), "{error}");
 }
 
@@ -441,5 +448,27 @@ fn case_g8_the_connection_ends_with_the_device() {
     let spec = RemoteSpec { served: Served::Folder { tag: String::new() }, ..folder() };
     assert!(Remote::new("fs0", &spec, server.meet(&spec).unwrap()).is_err());
     // It would wait for ever if the socket were still open.
+    server.end();
+}
+
+#[test]
+fn a_server_may_take_its_time_to_map_memory_as_long_as_the_device_is_wanted() {
+    let several = GOOD.features | 1 << virtio_net::VIRTIO_NET_F_MQ;
+    let server = serve(Manners { slow: Duration::from_millis(2500), features: several, ..GOOD });
+    let mut driver = started_as(&interface(4), &server);
+    driver.put(DATA, &[4, 0, 2, 0]);
+    driver.send(4, &[(DATA, 4, 0), (DATA + 64, 1, WRITE)]);
+    assert_eq!((driver.answer(4).len, driver.bytes(DATA + 64, 1)), (1, vec![0]), "what is asked meanwhile waits");
+    assert!(!driver.gave_up());
+    driver.write(0x14, &[0]);
+    drop(driver);
+    let enabled = server.end().into_iter().filter(|(request, value)| *request == 18 && value >> 32 == 1);
+    assert!(enabled.map(|(_, value)| value & 0xFF).collect::<Vec<_>>().contains(&3));
+    let server = serve(Manners { slow: Duration::from_secs(6), ..GOOD });
+    let mut driver = started(&server);
+    let start = Instant::now();
+    driver.write(0x14, &[0]);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}: a reset does not wait for it", start.elapsed());
+    drop(driver);
     server.end();
 }
