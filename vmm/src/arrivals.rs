@@ -50,7 +50,10 @@ impl Arrivals {
             return reply.send(Err(ApiError::new(ErrorKind::Conflict, why)));
         }
         let (sender, event) = (self.sender.clone(), Arc::clone(&self.event));
+        // The thread takes the reply when there is a thread.
+        let (hand_over, handed_over) = mpsc::channel();
         let meet = move || {
+            let Ok((device, reply)) = handed_over.recv() else { return };
             let side = Backend::open(&device);
             // Fails when the machine has ended: the reply says so when it is dropped.
             if sender.send(Arrival { device, side, reply }).is_ok() {
@@ -58,8 +61,15 @@ impl Arrivals {
             }
         };
         match thread::Builder::new().name("vu-meet".into()).spawn(meet) {
-            Ok(_) => self.on_their_way += 1,
-            Err(error) => log::error!("cannot start a thread to meet a device's server: {error}"),
+            Ok(_) => {
+                self.on_their_way += 1;
+                // Fails never: the thread waits for it.
+                let _ = hand_over.send((device, reply));
+            }
+            Err(error) => {
+                let why = format!("cannot start a thread to meet the device's server: {error}");
+                reply.send(Err(ApiError::new(ErrorKind::Internal, why)));
+            }
         }
     }
 

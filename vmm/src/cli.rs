@@ -357,8 +357,8 @@ struct RunArguments {
     ///   bar0=SIZE:KIND       to bar5; KIND is mem32, mem64 or io, with
     ///                        `:prefetchable` behind memory that is
     ///   rom=SIZE             expansion ROM, 2K to 16M [default: none]
-    ///   vfs=N                SR-IOV capability with N virtual functions, which
-    ///                        the guest can enable below a port;
+    ///   vfs=N                SR-IOV capability with N virtual functions (1 to
+    ///                        256), which the guest can enable below a port;
     ///                        vf-bars=[0:SIZE:KIND,...],
     ///                        vf-offset=N [default: 8], vf-stride=N [1],
     ///                        vf-device=DDDD [that of ids]

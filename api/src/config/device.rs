@@ -406,6 +406,7 @@ mod tests {
             ("stub,on=rp0,attach=pci", "`on=rp0` says where the device hangs, so that `attach=pci` has no say"),
             ("stub,vf-stride=2", "`vf-stride` has no effect without `vfs=`"),
             ("stub,vfs=2,vf-device=12", "`12` is no id"),
+            ("stub,vfs=257", "vfs=257 is not possible; a stub has at most 256 virtual functions"),
             ("0000:03:00.0,rom=64K", "key `rom` is for stubs"),
             ("stub,id=a,name=b", "key `id` is given twice"),
             ("0000:03:00.0,cliqeu=1", "key `cliqeu` is unknown; did you mean `clique`? Known: path, kind, id"),

@@ -201,6 +201,8 @@ impl StubConfig {
 
 /// The first virtual function follows the eight functions that a device has without alternative routing ids.
 const VF_OFFSET: u16 = 8;
+/// Each takes a mapping of memory, and comes and goes by one write of the guest's.
+const VFS_MAX: u16 = 256;
 
 impl VirtualFunctionsConfig {
     /// From the keys `vfs`, `vf-offset`, `vf-stride`, `vf-device` and `vf-bars`; the others need the first.
@@ -222,6 +224,9 @@ impl VirtualFunctionsConfig {
                 None => Ok(None),
             };
         };
+        if total > VFS_MAX {
+            return Err(StubError::TooManyVfs { total });
+        }
         let (first_offset, stride) = (first_offset.unwrap_or(VF_OFFSET), stride.unwrap_or(1));
         Ok(Some(Self { total, first_offset, stride, device, bars: merge_bars([None; 6], bars)? }))
     }
@@ -363,6 +368,12 @@ pub enum StubError {
     WithoutVfs {
         /// What was given.
         key: &'static str,
+    },
+    /// More than a stub has.
+    #[error("vfs={total} is not possible; a stub has at most {VFS_MAX} virtual functions")]
+    TooManyVfs {
+        /// What was given.
+        total: u16,
     },
     /// Not a class.
     #[error("`{text}` is no class; write base class, subclass and interface as six hexadecimal digits, such as 030200")]

@@ -5,6 +5,7 @@
 //! [`Hierarchy::request_removal`] and [`SlotEvent::Released`](crate::slot::SlotEvent). What it held in the machine goes when
 //! the guest has cleared the events, or after a deadline of the caller's ([`Hierarchy::expire`]).
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use thiserror::Error;
@@ -346,8 +347,11 @@ impl Hierarchy {
         let mirrors: Vec<(FunctionId, bool)> = ids.iter().map(|id| (*id, false)).collect();
         self.reach.settle_mirrors(&mirrors, effects);
         ids.iter().for_each(|id| self.reach.forget(*id));
-        self.nodes.retain(|id, _| !ids.contains(id));
-        self.virtual_functions.retain(|id, _| !ids.contains(id));
+        for id in ids {
+            self.nodes.remove(id);
+            self.virtual_functions.remove(id);
+        }
+        let ids: BTreeSet<&FunctionId> = ids.iter().collect();
         if let Some(children) = self.children_mut(on) {
             children.retain(|id| !ids.contains(id));
         }

@@ -175,17 +175,16 @@ impl Reach {
         }
     }
 
-    /// Moves every BAR that can go to its address, those first that were there last. One that leaves a place may let another
-    /// in.
+    /// Moves every BAR that can go to its address, those first that were there last.
     fn place_pending(&mut self, effects: &mut Vec<Effect>) {
-        let is_open = |reach: &Self, key: Key, at, size| {
-            reach.others(key, at, size).all(|other| reach.placed.get(&other).is_none_or(|placed| !placed.rightful))
-        };
-        let next = |reach: &Self| {
-            let open = reach.pending.iter().filter(|(key, (at, size))| is_open(reach, **key, *at, *size));
-            open.map(|(key, place)| (*key, *place)).min_by_key(|(key, (at, _))| reach.homes.get(key) != Some(at))
-        };
-        while let Some((key, (at, size))) = next(self) {
+        let mut candidates: Vec<(Key, (u64, u64))> = self.pending.iter().map(|(key, place)| (*key, *place)).collect();
+        candidates.sort_by_key(|(key, (at, _))| self.homes.get(key) != Some(at));
+        // Once is enough: what is hidden on the way was in nobody's way.
+        for (key, (at, size)) in candidates {
+            let rightful = |other: Key| self.placed.get(&other).is_some_and(|placed| placed.rightful);
+            if self.others(key, at, size).any(rightful) {
+                continue;
+            }
             self.pending.remove(&key);
             let others: Vec<Key> = self.others(key, at, size).collect();
             for other in others {

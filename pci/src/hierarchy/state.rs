@@ -1,5 +1,7 @@
 //! The whole tree, written down: every function by its name, and where BARs were that are hidden at the moment.
 
+use std::collections::BTreeSet;
+
 use super::{Hierarchy, What, lock, reach};
 use crate::bar::BarIndex;
 use crate::effect::Effect;
@@ -67,10 +69,10 @@ impl Hierarchy {
     /// Takes the state of each of `ids`, in any order.
     fn restore_functions(&mut self, what: &'static str, ids: &[FunctionId], reader: &mut Reader<'_>) -> Result<(), StateError> {
         reader.same_count(what, ids.len())?;
-        let mut seen = std::collections::BTreeSet::new();
+        let mut missing: BTreeSet<FunctionId> = ids.iter().copied().collect();
         for _ in ids {
             let (name, mut inside) = reader.any_section()?;
-            let id = self.named(&name).filter(|id| ids.contains(id) && seen.insert(*id));
+            let id = self.named(&name).filter(|id| missing.remove(id));
             let node = id.and_then(|id| self.nodes.get_mut(&id)).ok_or(StateError::Unknown { name })?;
             let taken = match &mut node.what {
                 What::Port(port) => port.restore(&mut inside),

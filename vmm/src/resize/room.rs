@@ -159,12 +159,14 @@ const STEPS: u64 = 48;
 /// A region of whole blocks for each node: the longest range of its share.
 fn regions(config: &VmConfig, shares: impl Iterator<Item = (u32, Vec<Range>)>) -> Vec<(u32, Region)> {
     let page = config.memory.hugepages.map_or(0, |page| page.size().bytes());
+    let shares: Vec<_> = shares.collect();
+    let count = u64::try_from(shares.len()).unwrap_or(u64::MAX);
     let region = |range: Range| {
-        let block = Region::block(range.len(), page);
+        let block = Region::block(range.len(), page, count);
         let unit = block.max(BLOCK);
         Region { at: range.start, len: range.len() / unit * unit, block }
     };
-    shares.filter_map(|(node, ranges)| Some((node, region(ranges.into_iter().max_by_key(Range::len)?)))).collect()
+    shares.into_iter().filter_map(|(node, ranges)| Some((node, region(ranges.into_iter().max_by_key(Range::len)?)))).collect()
 }
 
 /// How many regions of blocks a machine has with memory of `nodes` nodes, if it has any.

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use log::Level;
 use thiserror::Error as ThisError;
@@ -16,8 +16,8 @@ use crate::complaints::Complaints;
 
 /// The smallest block: the smallest huge page, so that a block costs no page table of its own.
 const BLOCK_MIN: u64 = 2 << 20;
-/// Blocks at most: half of what VFIO maps for one container (linux: drivers/vfio/vfio_iommu_type1.c, dma_entry_limit), since
-/// each is a map of its own.
+/// Blocks of all regions at most: half of what VFIO maps for one container (linux: drivers/vfio/vfio_iommu_type1.c,
+/// dma_entry_limit), since each is a map of its own.
 const BLOCKS_MAX: u64 = 32_768;
 
 /// Where a region lies.
@@ -32,10 +32,10 @@ pub struct Region {
 }
 
 impl Region {
-    /// Of the size of a block in a region of about `len` bytes whose pages have `page` bytes.
+    /// The size of a block in one of `regions` regions, each of about `len` bytes with pages of `page` bytes.
     #[must_use]
-    pub fn block(len: u64, page: u64) -> u64 {
-        let fewest = len.div_ceil(BLOCKS_MAX).checked_next_power_of_two().unwrap_or(1 << 63);
+    pub fn block(len: u64, page: u64, regions: u64) -> u64 {
+        let fewest = len.div_ceil((BLOCKS_MAX / regions.max(1)).max(1)).checked_next_power_of_two().unwrap_or(1 << 63);
         BLOCK_MIN.max(page).max(fewest)
     }
 
@@ -111,7 +111,8 @@ pub struct MemControl {
     /// Whether pages are there before a block is.
     prefault: bool,
     numbers: Mutex<(Region, Sizes)>,
-    /// Held while blocks change, which may take long. Taken before `numbers`.
+    /// Held while blocks change, and while devices of the host are let to them, which may take long: who serves the guest's
+    /// requests does not wait for it. Taken before `numbers`.
     blocks: Mutex<Blocks>,
     signals: Mutex<Option<Arc<Signals>>>,
     changed: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
@@ -234,9 +235,15 @@ impl MemControl {
         mapped
     }
 
-    /// The guest takes the `count` blocks at `at`.
-    pub(super) fn plug(&self, at: u64, count: u64, memory: &GuestMemoryMmap, stopped: &dyn Fn() -> bool) -> Outcome {
-        let mut blocks = lock(&self.blocks);
+    /// The guest takes the `count` blocks at `at`. `broken_off` is asked between blocks for what to answer in place of going on.
+    pub(super) fn plug(
+        &self,
+        at: u64,
+        count: u64,
+        memory: &GuestMemoryMmap,
+        broken_off: &dyn Fn() -> Option<Outcome>,
+    ) -> Outcome {
+        let Some(mut blocks) = try_lock(&self.blocks) else { return Outcome::Busy };
         let (region, sizes) = *lock(&self.numbers);
         let Some(wanted) = region.blocks(sizes.usable, at, count) else { return Outcome::Error };
         if blocks.state(wanted.clone()) != Plugged::None {
@@ -249,8 +256,8 @@ impl MemControl {
         let mut done = Vec::new();
         let outcome = wanted.clone().find_map(|block| {
             let at = region.address(block);
-            if stopped() {
-                return Some(Outcome::Stopped);
+            if let Some(outcome) = broken_off() {
+                return Some(outcome);
             }
             if let Err(error) = self.prepare(&blocks, memory, at, region.block) {
                 let text = format_args!("the guest cannot have the memory at {at:#x} that it is to have");
@@ -284,7 +291,7 @@ impl MemControl {
 
     /// The guest gives the `count` blocks at `at` back.
     pub(super) fn unplug(&self, at: u64, count: u64, memory: &GuestMemoryMmap) -> Outcome {
-        let mut blocks = lock(&self.blocks);
+        let Some(mut blocks) = try_lock(&self.blocks) else { return Outcome::Busy };
         let (region, sizes) = *lock(&self.numbers);
         let Some(wanted) = region.blocks(sizes.usable, at, count) else { return Outcome::Error };
         if blocks.state(wanted.clone()) != Plugged::All {
@@ -298,7 +305,7 @@ impl MemControl {
 
     /// The guest gives everything back.
     pub(super) fn unplug_all(&self, memory: &GuestMemoryMmap) -> Outcome {
-        let mut blocks = lock(&self.blocks);
+        let Some(mut blocks) = try_lock(&self.blocks) else { return Outcome::Busy };
         let region = self.region();
         let all: Vec<u64> = blocks.list(region).collect();
         for run in all.chunk_by(|one, next| one + 1 == *next) {
@@ -326,11 +333,11 @@ impl MemControl {
         numbers.1.plugged = numbers.1.plugged.saturating_sub(len);
     }
 
-    /// Whether the `count` blocks at `at` are plugged; `None` if there are no such blocks.
-    pub(super) fn state(&self, at: u64, count: u64) -> Option<Plugged> {
-        let blocks = lock(&self.blocks);
+    /// Whether the `count` blocks at `at` are plugged, or why that cannot be said.
+    pub(super) fn state(&self, at: u64, count: u64) -> Result<Plugged, Outcome> {
+        let blocks = try_lock(&self.blocks).ok_or(Outcome::Busy)?;
         let (region, sizes) = *lock(&self.numbers);
-        Some(blocks.state(region.blocks(sizes.usable, at, count)?))
+        region.blocks(sizes.usable, at, count).map(|which| blocks.state(which)).ok_or(Outcome::Error)
     }
 
     fn tell(&self) {
@@ -384,6 +391,15 @@ fn host_address(memory: &GuestMemoryMmap, at: u64, len: u64) -> Option<u64> {
     let slices = GuestMemory::get_slices(memory, GuestAddress(at), usize::try_from(len).ok()?, Permissions::Write).ok()?;
     let slice = slices.into_iter().next()?.ok()?;
     (slice.len() as u64 == len).then(|| slice.ptr_guard_mut().as_ptr().expose_provenance() as u64)
+}
+
+/// `None` while somebody else has it.
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -98,6 +98,15 @@ impl Device for Mem {
     }
 }
 
+/// What to answer in place of going on with a request.
+fn broken_off(stop: &Stop) -> Option<Outcome> {
+    match () {
+        () if stop.stopped() => Some(Outcome::Stopped),
+        () if stop.held() => Some(Outcome::Busy),
+        () => None,
+    }
+}
+
 /// Carries out one request.
 fn serve(chain: Chain<'_>, memory: &GuestMemoryMmap, control: &MemControl, stop: &Stop) -> Served {
     let Some(Buffers { mut readable, writable, .. }) = Buffers::of(chain, memory).filter(|buffers| buffers.whole) else {
@@ -107,14 +116,15 @@ fn serve(chain: Chain<'_>, memory: &GuestMemoryMmap, control: &MemControl, stop:
     let [a, b, _, _, _, _, _, _, at @ .., c, d, _, _, _, _, _, _] = request;
     let (at, count) = (u64::from_le_bytes(at), u64::from(u16::from_le_bytes([c, d])));
     let (outcome, state) = match u16::from_le_bytes([a, b]) {
-        request::PLUG => (control.plug(at, count, memory, &|| stop.stopped()), 0),
+        // One who has to stand still asks the driver to try again; the blocks may be many.
+        request::PLUG => (control.plug(at, count, memory, &|| broken_off(stop)), 0),
         request::UNPLUG => (control.unplug(at, count, memory), 0),
         request::UNPLUG_ALL => (control.unplug_all(memory), 0),
         request::STATE => match control.state(at, count) {
-            Some(Plugged::All) => (Outcome::Ack, 0_u16),
-            Some(Plugged::None) => (Outcome::Ack, 1),
-            Some(Plugged::Some) => (Outcome::Ack, 2),
-            None => (Outcome::Error, 0),
+            Ok(Plugged::All) => (Outcome::Ack, 0_u16),
+            Ok(Plugged::None) => (Outcome::Ack, 1),
+            Ok(Plugged::Some) => (Outcome::Ack, 2),
+            Err(outcome) => (outcome, 0),
         },
         _ => (Outcome::Error, 0),
     };

@@ -187,6 +187,24 @@ fn devices_of_the_host_reach_what_is_plugged_and_nothing_else() {
     assert_eq!(ask(&mut driver, request::PLUG, AT, 1).0, ACK);
     let full = Arc::new(Host::default());
     assert!(matches!(control.reach(full, &driver.memory.memory(), &|_| true), Err(MemError::Map { at: AT, .. })));
+    // While they are let to what is there, which may take minutes, the guest's requests do not wait.
+    let memory = driver.memory.memory().clone();
+    let meanwhile = |_| {
+        let answers = [
+            control.plug(AT + BLOCK, 1, &memory, &|| None),
+            control.unplug(AT, 1, &memory),
+            control.unplug_all(&memory),
+            control.state(AT, 1).unwrap_err(),
+        ];
+        assert_eq!(answers, [Outcome::Busy; 4]);
+        true
+    };
+    let slow = Arc::new(Host { most: 9, ..Host::default() });
+    control.reach(slow.clone(), &memory, &meanwhile).unwrap();
+    control.unreach();
+    // One that has to stand still answers before it has taken all of them.
+    assert_eq!(control.plug(AT + BLOCK, 2, &memory, &|| Some(Outcome::Busy)), Outcome::Busy);
+    assert_eq!((maps(&slow), control.sizes().plugged), (vec![], BLOCK));
     let stopped = Arc::new(Host { most: 9, ..Host::default() });
     assert!(matches!(control.reach(stopped.clone(), &driver.memory.memory(), &|_| false), Err(MemError::Stopped)));
     assert_eq!(maps(&stopped), []);
@@ -215,10 +233,12 @@ fn blocks_grow_with_the_region_so_that_each_can_be_mapped_by_itself() {
     for (len, page, block) in
         [(1 << 30, 4096, 2 << 20), (64 << 30, 4096, 2 << 20), (65 << 30, 4096, 4 << 20), (1 << 40, 4096, 32 << 20)]
     {
-        assert_eq!(Region::block(len, page), block, "{len}");
+        assert_eq!(Region::block(len, page, 1), block, "{len}");
+        // All regions together have no more blocks than one.
+        assert_eq!(Region::block(len / 4, page, 4), block, "four of {}", len / 4);
     }
-    assert_eq!(Region::block(1 << 30, 1 << 30), 1 << 30);
-    assert!(Region::block(u64::MAX, 4096).is_power_of_two());
+    assert_eq!(Region::block(1 << 30, 1 << 30, 2), 1 << 30);
+    assert!(Region::block(u64::MAX, 4096, u64::MAX).is_power_of_two());
 }
 
 #[test]
