@@ -239,7 +239,10 @@ impl<'a, 's> Session<'a, 's> {
                 if let Some(policy) = self.service.policy {
                     functions.iter_mut().for_each(|function| policy.complete(function));
                 }
-                let added = self.hotplug.add(self.machine, self.config, &functions);
+                // All that the guest has counts against the limit of locked memory.
+                let mut with = self.config.clone();
+                with.memory.size = Size(self.resizer.actual());
+                let added = self.hotplug.add(self.machine, &with, &functions);
                 if let (Ok(Coming::There(name) | Coming::Waits(name)), [only]) = (&added, functions.as_slice()) {
                     let device = DeviceConfig { id: Some(name.0.clone()), ..only.clone() };
                     self.service.published.update(|info| info.config.devices.push(device));
