@@ -1,12 +1,23 @@
-//! Holds threads back while the machine is paused: vCPUs, and the workers of devices.
+//! Holds threads back while the machine is paused: vCPUs, and the workers of devices, those also while their function may not
+//! touch guest memory.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Why a gate is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// The machine is paused.
+    Pause = 1,
+    /// The function may not touch guest memory.
+    BusMaster = 2,
+}
 
 /// A gate that threads pass before they touch what is the guest's. An open gate costs one load.
 #[derive(Debug, Default)]
 pub struct Gate {
-    closed: AtomicBool,
+    /// The reasons for which it is closed.
+    closed: AtomicU8,
     waiting: Mutex<usize>,
     changed: Condvar,
 }
@@ -14,12 +25,12 @@ pub struct Gate {
 impl Gate {
     /// Waits while the gate is closed, unless `leave` says that the thread has to go.
     pub fn pass(&self, leave: impl Fn() -> bool) {
-        if !self.closed.load(Ordering::Acquire) {
+        if !self.is_closed() {
             return;
         }
         let mut waiting = self.lock();
         *waiting += 1;
-        while self.closed.load(Ordering::Acquire) && !leave() {
+        while self.is_closed() && !leave() {
             waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
         *waiting -= 1;
@@ -28,17 +39,17 @@ impl Gate {
     /// Whether it is closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.closed.load(Ordering::Acquire) != 0
     }
 
-    /// Closes the gate. Threads that have passed it have to be called back.
-    pub fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+    /// Closes the gate. Threads that have passed it have to be called back. Closed twice for a reason is closed once.
+    pub fn close(&self, reason: Reason) {
+        self.closed.fetch_or(reason as u8, Ordering::AcqRel);
     }
 
-    /// Opens the gate.
-    pub fn open(&self) {
-        self.closed.store(false, Ordering::Release);
+    /// Opens the gate, unless there is another reason for which it is closed.
+    pub fn open(&self, reason: Reason) {
+        self.closed.fetch_and(!(reason as u8), Ordering::AcqRel);
         self.recall();
     }
 
@@ -62,6 +73,7 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
     use std::thread;
 
     use super::*;
@@ -70,7 +82,7 @@ mod tests {
     fn those_who_wait_go_on_when_the_gate_opens_or_when_they_have_to_leave() {
         let (gate, stop) = (Gate::default(), AtomicBool::new(false));
         gate.pass(|| false);
-        gate.close();
+        gate.close(Reason::Pause);
         thread::scope(|scope| {
             let held: Vec<_> = (0..3).map(|_| scope.spawn(|| gate.pass(|| stop.load(Ordering::Acquire)))).collect();
             while gate.waiting() < 3 {
@@ -81,7 +93,11 @@ mod tests {
             gate.recall();
         });
         assert_eq!(gate.waiting(), 0);
-        gate.open();
+        gate.close(Reason::BusMaster);
+        gate.close(Reason::Pause);
+        gate.open(Reason::Pause);
+        assert!(gate.is_closed(), "the other reason is left");
+        gate.open(Reason::BusMaster);
         gate.pass(|| false);
     }
 }

@@ -14,7 +14,7 @@ use arch::x86_64::acpi::{self, AcpiError, Cpu, PrtEntry};
 use arch::x86_64::regs::Entry;
 use arch::x86_64::{layout, reset_vector, smbios};
 use devices::acpi::{HotPlugRegisters, MemoryDevice};
-use devices::gate::Gate;
+use devices::gate::{Gate, Reason};
 use devices::legacy::{ConsoleSink, PanicPort, PanicSink, ResetControl, Serial};
 use devices::vfio::Domain;
 use devices::virtio::balloon::BalloonControl;
@@ -205,7 +205,7 @@ impl Machine {
         };
         let gate = Gate::default();
         if let Some(state) = design.state {
-            gate.close();
+            gate.close(Reason::Pause);
             state::restore(state, &vm, &pci, &legacy, &vcpus)?;
         }
         let runner = Arc::new(Runner {

@@ -6,6 +6,7 @@ mod state;
 use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use log::Level;
 use pci::access::{self, Access, Reg};
@@ -28,6 +29,9 @@ use super::signals::Signals;
 use super::window::{Touch, Window};
 use super::worker::{Bell, Crew, Worker};
 use crate::complaints::Complaints;
+
+/// How long a write that switches bus mastering off waits for workers.
+const REST: Duration = Duration::from_secs(2);
 
 /// What is particular to one kind of device.
 ///
@@ -133,6 +137,8 @@ impl<D: Device> VirtioFunction<D> {
             layout::is_window(read(at)).then_some(Window::new(at))
         });
         let Some(window) = window else { unreachable!("the layout has a window capability") };
+        let crew = Arc::new(Crew::default());
+        crew.rest(Duration::ZERO);
         Ok(Self {
             common: CommonRegs::new(device.features() | device.transport_features(), sizes, vectors),
             window,
@@ -140,7 +146,7 @@ impl<D: Device> VirtioFunction<D> {
             memory,
             marks: bells.iter().map(|_| Arc::default()).collect(),
             bells,
-            crew: Arc::default(),
+            crew,
             workers: Vec::new(),
             registers,
             device,
@@ -268,13 +274,18 @@ impl<D: Device> VirtioFunction<D> {
         self.signals.set_vectors(self.common.vector, self.common.queues.iter().map(|queue| queue.vector));
     }
 
-    /// Workers leave guest memory alone while bus mastering is off, and look at their rings when it comes on.
-    fn follow_bus_master(&self) {
+    /// Workers leave guest memory alone while bus mastering is off, and look at their rings when it comes on. What they had begun
+    /// is done when this returns, or a line tells of it: no guest waits longer than [`REST`] for its host's disks.
+    fn follow_bus_master(&mut self) {
         let on = self.registers.bus_master();
         let was = self.signals.bus_master();
         self.signals.set_bus_master(on);
         if on && !was {
+            self.crew.work();
             self.bells.iter().for_each(|bell| bell.ring());
+        } else if was && !on && !self.crew.rest(REST) {
+            let text = format_args!("a virtio device still moves bytes {REST:?} after its bus mastering was switched off");
+            self.complaints.add(Level::Warn, text);
         }
     }
 }

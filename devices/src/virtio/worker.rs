@@ -1,5 +1,5 @@
 //! Threads that serve queues: started when the driver is ready, woken by doorbells, stopped by a reset, held while the machine
-//! is paused.
+//! is paused or their function may not touch guest memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,13 +8,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pci::seams::Workers;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::gate::Gate;
+use crate::gate::{Gate, Reason};
 
 /// A queue's doorbell. It lives as long as the function; a ring that nobody took yet wakes the next worker once.
 #[derive(Debug)]
@@ -103,6 +103,14 @@ impl Stop {
     }
 }
 
+#[cfg(test)]
+impl Stop {
+    /// One that nobody sets.
+    pub(crate) fn never() -> Self {
+        Self { stopped: Arc::default(), crew: Arc::default() }
+    }
+}
+
 /// All workers of a function. They are held and released together; one that starts meanwhile is held, too.
 #[derive(Default)]
 pub struct Crew {
@@ -148,19 +156,43 @@ impl Crew {
     fn call(&self) {
         self.members().bells.values().flatten().for_each(|bell| bell.ring());
     }
+
+    /// Has them stand still as [`Workers::hold`] does, whatever pauses and goes on, until [`Crew::work`]. False if one of them
+    /// has not come to rest after `limit`: it will, and touches guest memory until then. Workers never wait for the function's
+    /// lock, so the caller may hold it.
+    pub fn rest(&self, limit: Duration) -> bool {
+        self.gate.close(Reason::BusMaster);
+        self.gather(Some(limit))
+    }
+
+    /// Lets them go on after [`Crew::rest`], and look at everything that may have come meanwhile.
+    pub fn work(&self) {
+        self.gate.open(Reason::BusMaster);
+        self.call();
+    }
+
+    /// Calls all of them to the gate and waits until they are there, at most for `limit`. Whether they are.
+    fn gather(&self, limit: Option<Duration>) -> bool {
+        let since = Instant::now();
+        while self.gate.waiting() < self.members().bells.len() {
+            if limit.is_some_and(|limit| since.elapsed() > limit) {
+                return false;
+            }
+            self.call();
+            std::thread::sleep(CALL);
+        }
+        true
+    }
 }
 
 impl Workers for Crew {
     fn hold(&self) {
-        self.gate.close();
-        while self.gate.waiting() < self.members().bells.len() {
-            self.call();
-            std::thread::sleep(CALL);
-        }
+        self.gate.close(Reason::Pause);
+        self.gather(None);
     }
 
     fn release(&self) {
-        self.gate.open();
+        self.gate.open(Reason::Pause);
         if let Some(act) = self.at_release.lock().unwrap_or_else(PoisonError::into_inner).take() {
             act();
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use devices::gate::Gate;
+use devices::gate::{Gate, Reason};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use thiserror::Error;
@@ -151,7 +151,7 @@ impl Threads {
 
     /// Makes all vCPUs leave the guest and keeps them out. Returns when the last one has left.
     pub fn pause(&self) {
-        self.runner.gate.close();
+        self.runner.gate.close(Reason::Pause);
         let running = || self.running.iter().filter(|running| !running.thread.is_finished()).count();
         while self.runner.gate.waiting() < running() {
             interrupt(&self.running);
@@ -184,7 +184,7 @@ impl Threads {
 
     /// Lets the vCPUs go on.
     pub fn resume(&self) {
-        self.runner.gate.open();
+        self.runner.gate.open(Reason::Pause);
     }
 
     /// Makes all vCPUs leave the guest and waits for them.

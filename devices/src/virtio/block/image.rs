@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::qcow2::Qcow2;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder};
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use thiserror::Error;
 use vm_memory::VolatileSlice;
 
@@ -59,11 +59,15 @@ enum Content {
 
 impl Image {
     /// Takes a regular file or block device, open for writing unless `readonly`. With `direct` it is open past the page cache.
+    /// Reads and writes of it wait from here on (no `O_NONBLOCK`).
     pub fn new(mut file: File, format: Format, readonly: bool, direct: bool) -> Result<Self, ImageError> {
         let kind = file.metadata().map_err(ImageError::Length)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(ImageError::Kind);
         }
+        // Whoever opened it so that the opening does not wait is done: an answer that says to come again would be for nobody.
+        let flags = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags - OFlags::NONBLOCK));
+        flags.map_err(|error| ImageError::Flags(error.into()))?;
         let block = if direct { direct_block(&file) } else { SECTOR };
         let (content, len) = match format {
             Format::Raw => {
@@ -396,6 +400,9 @@ pub enum ImageError {
     /// Not a file of known length.
     #[error("cannot find its length")]
     Length(#[source] io::Error),
+    /// Its flags.
+    #[error("cannot have reads of it wait")]
+    Flags(#[source] io::Error),
     /// Not of the format.
     #[error("it is no qcow2 image that can be used: backing and data files of its own are not opened")]
     Qcow2(#[source] io::Error),

@@ -20,9 +20,10 @@ mod uring;
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Instant;
 
+use log::Level;
 use pci::seams::MsiPort;
 use thiserror::Error;
 use virtio_bindings::virtio_blk::{
@@ -35,6 +36,7 @@ use super::kind::Kind;
 use super::limit::{Limit, LimitSpec};
 use super::ring::{Memory, Ring, Served};
 use super::worker::{Stop, Worker};
+use crate::complaints::Complaints;
 pub use image::{Format, Image, ImageError};
 use request::Disk;
 use uring::Uring;
@@ -121,7 +123,7 @@ impl Block {
             disk: Arc::new(Disk { image, sectors, serial }),
             sizes: vec![queue_size; queues.into()],
             limit,
-            engine: Arc::new(Chosen { name: name(), wanted: engine, told: Mutex::default(), spare: Mutex::default() }),
+            engine: Arc::new(Chosen::new(name(), engine)),
         })
     }
 }
@@ -156,9 +158,10 @@ impl Device for Block {
         let worker = |ring: Ring| {
             let (disk, limit) = (self.disk.clone(), Limit::new(self.limit, Instant::now()));
             let engine = self.engine.clone();
+            let uring = engine.uring(&disk, ring.index())?;
             let bells = vec![ring.bell().clone()];
             Worker::start(self.thread_name.clone(), &crew, bells, move |stop| {
-                if let (Some(file), Some(uring)) = (disk.image.raw(), engine.uring(&disk)) {
+                if let (Some(file), Some(uring)) = (disk.image.raw(), uring) {
                     let uring = uring::Lane { disk: &disk, file, durable, limit, stop }.serve(ring, uring);
                     engine.keep(uring);
                 } else {
@@ -174,28 +177,44 @@ impl Device for Block {
 struct Chosen {
     name: String,
     wanted: Engine,
-    /// Whether it is by io_uring, as far as that was told.
-    told: Mutex<Option<bool>>,
+    /// That it is by io_uring was told.
+    told: Once,
+    /// Of queues that are not.
+    complaints: Mutex<Complaints>,
+    /// Makes an io_uring.
+    open: fn() -> io::Result<Uring>,
     /// Of queues that were served before: a guest may reset its disk as often as it likes.
     spare: Mutex<Vec<Uring>>,
 }
 
 impl Chosen {
-    /// An io_uring for a queue of `disk`, if it is to have one.
-    fn uring(&self, disk: &Disk) -> Option<Uring> {
+    fn new(name: String, wanted: Engine) -> Self {
+        let (told, complaints, spare) = (Once::new(), Mutex::default(), Mutex::default());
+        Self { name, wanted, told, complaints, open: uring::open, spare }
+    }
+
+    /// An io_uring for a queue of `disk`, if it is to have one. With [`Engine::Uring`] it has one, or the disk does not start.
+    fn uring(&self, disk: &Disk, queue: usize) -> io::Result<Option<Uring>> {
         if self.wanted == Engine::Sync || disk.image.raw().is_none() {
-            return None;
+            return Ok(None);
         }
+        let name = &self.name;
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let opened = spare.map_or_else(uring::open, Ok);
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.replace(opened.is_ok()) != Some(opened.is_ok()) {
-            match &opened {
-                Ok(_) => log::info!("{}: requests by io_uring", self.name),
-                Err(error) => log::info!("{}: requests by one call after another, since io_uring is refused: {error}", self.name),
+        match spare.map_or_else(self.open, Ok) {
+            Ok(uring) => {
+                self.told.call_once(|| log::info!("{name}: requests by io_uring"));
+                Ok(Some(uring))
+            }
+            Err(source) if self.wanted == Engine::Uring => {
+                Err(io::Error::other(BlockError::Uring { name: name.clone(), source }))
+            }
+            Err(error) => {
+                let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+                let text = "requests by one call after another, since io_uring is refused";
+                complaints.add(Level::Info, format_args!("{name}: {text}: {error} (queue {queue})"));
+                Ok(None)
             }
         }
-        opened.ok()
     }
 
     /// Keeps an io_uring with which nothing is under way for the next start.

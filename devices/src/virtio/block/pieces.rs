@@ -45,6 +45,12 @@ impl<'m, S: AsRef<[VolatileSlice<'m>]>> Left<S> {
         }
     }
 
+    /// Bytes that are left.
+    pub(super) fn bytes(&self) -> u64 {
+        let rest: u64 = self.rest().iter().map(|slice| slice.len() as u64).sum();
+        rest.saturating_sub(self.skip as u64)
+    }
+
     /// So many bytes were moved.
     pub(super) fn advance(&mut self, moved: usize) {
         self.skip += moved;

@@ -209,6 +209,24 @@ fn while_a_disk_is_held_nothing_reaches_guest_memory_and_afterwards_all_comes() 
 }
 
 #[test]
+fn once_bus_mastering_is_off_nothing_reaches_guest_memory_and_afterwards_all_comes() {
+    let mut guest = Guest::ready();
+    for round in 1..=20 {
+        let (count, len) = many_reads(&mut guest);
+        guest.command(2);
+        let (memory, came) = (guest.bytes(DATA_AT, len), guest.came_back(0));
+        guest.put(DATA_AT, &vec![0xCC; len]);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(guest.bytes(DATA_AT, len).iter().all(|byte| *byte == 0xCC) && guest.came_back(0) == came);
+        guest.put(DATA_AT, &memory);
+        guest.command(6);
+        for _ in 0..count {
+            assert_eq!(guest.answer(0).len, (64 << 10) + 1, "{round}");
+        }
+    }
+}
+
+#[test]
 fn what_is_written_is_there_after_the_answer_to_a_flush() {
     let mut guest = Guest::ready();
     for n in 0..20_u8 {

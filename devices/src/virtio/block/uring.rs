@@ -20,6 +20,8 @@ use crate::virtio::worker::Stop;
 /// Most requests that are under way, with one more for the call that ends them.
 const ENTRIES: u32 = if cfg!(test) { 8 } else { 128 };
 const UNDER_WAY: usize = ENTRIES as usize - 1;
+/// Bytes from which on no further request is taken: a stop and a pause wait for what is under way.
+const MOST_BYTES: u64 = 32 << 20;
 /// What stands for that call in place of a request's number.
 const CANCEL: u64 = u64::MAX;
 /// When a call that the kernel refused is made again.
@@ -85,7 +87,7 @@ impl Lane<'_> {
             let taken = if takes { self.take(ring, memory, &mut flights, &mut done) } else { Ok(None) };
             let Ok(pause) = taken else { break Err(Corrupt) };
             flights.submit();
-            let landed = flights.land(self, &mut done);
+            let landed = flights.land(self, &mut done) || !done.is_empty();
             if self.stop.stopped() {
                 break Ok(After::Again);
             }
@@ -120,7 +122,7 @@ impl Lane<'_> {
     ) -> Result<Option<Duration>, Corrupt> {
         while ring.allowed() {
             ring.hush(memory)?;
-            while flights.under_way < UNDER_WAY && !self.stop.stopped() && !self.stop.held() {
+            while !flights.full(done.len()) && !self.stop.stopped() && !self.stop.held() {
                 let Some(chain) = ring.pop(memory)? else { break };
                 if let Some(pause) = self.limit.wait(Instant::now()) {
                     ring.put_back();
@@ -131,7 +133,8 @@ impl Lane<'_> {
                 let Request { status, work } = self.disk.request(chain, memory).ok_or(Corrupt)?;
                 let answer = match work.map(|work| (work.written(), work.changes(), Step::of(work, self))) {
                     Ok((written, changes, Ok(step))) => {
-                        flights.start(Flight { head, status, written, durable: self.durable && changes, step });
+                        let bytes = step.bytes();
+                        flights.start(Flight { head, status, written, durable: self.durable && changes, bytes, step });
                         continue;
                     }
                     Ok((.., Err(work))) => self.disk.carry_out(work, self.durable, &|| self.stop.stopped()),
@@ -139,7 +142,7 @@ impl Lane<'_> {
                 };
                 done.push((head, status.put(answer).ok_or(Corrupt)?));
             }
-            if flights.under_way >= UNDER_WAY || self.stop.stopped() || self.stop.held() || !ring.listen(memory)? {
+            if flights.full(done.len()) || self.stop.stopped() || self.stop.held() || !ring.listen(memory)? {
                 break;
             }
         }
@@ -166,6 +169,8 @@ struct Flight<'m> {
     written: u32,
     /// It is to be made durable when it is done.
     durable: bool,
+    /// That it moves in all.
+    bytes: u64,
     step: Step<'m>,
 }
 
@@ -188,6 +193,15 @@ impl<'m> Step<'m> {
             Work::Discard { offset, len } if len > 0 => Ok(Self::Discard { offset, len }),
             Work::Zeroes { offset, len, unmap } if len > 0 => Ok(Self::Zeroes { offset, len, unmap }),
             work => Err(work),
+        }
+    }
+
+    /// Bytes that are moved, or written, until it is done.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Transfer { left, .. } => left.bytes(),
+            Self::Zeroes { len, .. } => *len,
+            Self::Flush | Self::Discard { .. } => 0,
         }
     }
 
@@ -221,7 +235,7 @@ impl<'m> Step<'m> {
     /// Takes what the kernel says of it. True when it is done, false when there is more of it.
     fn take(&mut self, result: i32, lane: &Lane<'_>) -> Result<bool, Fault> {
         let error = result.checked_neg().filter(|error| *error > 0);
-        if matches!(error, Some(libc::EINTR | libc::EAGAIN)) {
+        if error == Some(libc::EINTR) {
             return Ok(false);
         }
         let stopped = || lane.stop.stopped();
@@ -235,6 +249,17 @@ impl<'m> Step<'m> {
                 *offset += moved as u64;
                 Ok(left.is_done())
             }
+            // The kernel could not do it without waiting, and would say so again.
+            (Self::Transfer { direction, left, offset, .. }, Some(libc::EAGAIN)) => {
+                let mut piece = Vec::new();
+                left.batch(&mut piece);
+                lane.disk.image.transfer(*direction, &piece, *offset, stopped)?;
+                let moved = piece.iter().map(VolatileSlice::len).sum();
+                left.advance(moved);
+                *offset += moved as u64;
+                Ok(left.is_done())
+            }
+            (Self::Flush, Some(libc::EAGAIN)) => Ok(lane.disk.image.flush().map(|()| true)?),
             (Self::Discard { offset, len } | Self::Zeroes { offset, len, .. }, None) => {
                 let span = SPAN.min(*len);
                 *offset += span;
@@ -261,16 +286,24 @@ struct Flights<'u, 'm> {
     slots: Vec<Option<Flight<'m>>>,
     free: Vec<usize>,
     under_way: usize,
+    /// Bytes of all of them.
+    bytes: u64,
     /// The call that ends all is under way.
     cancels: bool,
 }
 
 impl<'u, 'm> Flights<'u, 'm> {
     fn new(uring: &'u mut IoUring, file: BorrowedFd<'_>) -> Self {
-        Self { uring, file: file.as_raw_fd(), slots: Vec::new(), free: Vec::new(), under_way: 0, cancels: false }
+        Self { uring, file: file.as_raw_fd(), slots: Vec::new(), free: Vec::new(), under_way: 0, bytes: 0, cancels: false }
+    }
+
+    /// Whether no further request is to be taken when so many answers wait.
+    fn full(&self, answers: usize) -> bool {
+        self.under_way + answers >= UNDER_WAY || self.bytes >= MOST_BYTES
     }
 
     fn start(&mut self, flight: Flight<'m>) {
+        self.bytes += flight.bytes;
         let number = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
@@ -327,6 +360,7 @@ impl<'u, 'm> Flights<'u, 'm> {
             Err(fault) => Err(fault),
         };
         self.under_way -= 1;
+        self.bytes -= flight.bytes;
         self.free.push(number);
         // A worker that ends answers nobody.
         if !lane.stop.stopped()
@@ -391,3 +425,7 @@ impl Drop for Flights<'_, '_> {
         self.settle();
     }
 }
+
+#[cfg(test)]
+#[cfg(not(without_io_uring))]
+mod tests;

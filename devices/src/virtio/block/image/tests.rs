@@ -203,3 +203,14 @@ fn what_is_no_disk_is_refused() {
     let folder = File::open("/").unwrap();
     assert!(matches!(Image::new(folder, Format::Raw, true, false), Err(ImageError::Kind)));
 }
+
+#[test]
+fn an_image_that_was_opened_without_waiting_is_read_and_written_by_calls_that_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, [7; 4096]).unwrap();
+    let mut options = File::options();
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true).write(true), libc::O_NONBLOCK);
+    let image = Image::new(options.open(&path).unwrap(), Format::Raw, false, false).unwrap();
+    assert!(!fcntl_getfl(image.raw().unwrap()).unwrap().contains(OFlags::NONBLOCK));
+}
