@@ -138,6 +138,54 @@ fn a_hierarchy_of_several_ports_comes_back_with_what_was_added_and_removed() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_processor_that_the_guest_was_asked_for_keeps_the_machine_from_being_written_down() {
+    let (mut server, folder) = keep(&["--memory", "64M", "--cpus", "2,max=3", "--device", STUB], 1);
+    server.expect("PUT vm.pause", "", 204);
+    server.expect("PUT vm.resize", r#"{"desired_vcpus":1}"#, 204);
+    let saved = folder.path().join("saved");
+    fs::create_dir(&saved).unwrap();
+    let error = server.expect("PUT vm.snapshot", &url("destination", &saved), 409);
+    assert!(error.contains("processor is being removed"), "{error}");
+    // It stays, so nothing is under way any more.
+    server.expect("PUT vm.resize", r#"{"desired_vcpus":2}"#, 204);
+    server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
+    server.expect("PUT vm.resume", "", 204);
+    let rounds = count(&mut server, 1);
+    server.process.send("q");
+    server.process.finish().expect_code(1).expect_output(&["PASS"]);
+    let mut restored = restore(&saved);
+    restored.expect("PUT vm.resume", "", 204);
+    assert!(rounds > 0 && count(&mut restored, 1) > 0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_restore_is_checked_as_the_machine_was() {
+    let (server, folder) = keep(&["--memory", "64M", "--pcie", "root-ports=2", "--device", &format!("{STUB},on=port0")], 1);
+    let disk = folder.path().join("late-disk");
+    File::create(&disk).and_then(|file| file.set_len(1 << 20)).unwrap();
+    server.expect("PUT vm.add-disk", &format!(r#"{{"path":"{}","id":"late-disk"}}"#, disk.display()), 200);
+    let (saved, rounds) = save(server, &folder, 1);
+    let config = fs::read_to_string(saved.join("config.json")).unwrap();
+    let refused = |edited: String, part: &str| {
+        assert_ne!(edited, config);
+        fs::write(saved.join("config.json"), edited).unwrap();
+        let (status, error) = Server::empty().call("PUT vm.restore", &url("source", &saved));
+        assert!(status == 400 && error.contains(part), "{status} {error}");
+    };
+    let output = format!(r#"{{"debug_console":{{"mode":"File","file":"{}"}},"#, disk.display());
+    refused(config.replacen('{', &output, 1), "would write to");
+    let renamed = |name: &str| config.replace(r#""name": "late-disk""#, &format!(r#""name": "{name}""#));
+    refused(renamed("../x"), "../x");
+    refused(renamed("a"), "two devices are named");
+    fs::write(saved.join("config.json"), &config).unwrap();
+    let (status, error) = Server::with_policy("[guest]\nreset = 1\n").call("PUT vm.restore", &url("source", &saved));
+    assert!(status == 400 && error.contains("config.toml, line 2"), "{status} {error}");
+    goes_on(restore(&saved), rounds, 1);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn processors_and_memory_that_came_are_there_again() {
     let (server, folder) = keep(&["--memory", "128M,hotplug=1G", "--cpus", "1,max=3", "--device", STUB], 1);
     server.expect("PUT vm.resize", r#"{"desired_vcpus":2,"desired_ram":402653184}"#, 204);

@@ -39,15 +39,6 @@ pub fn check(command: &Command, config: &VmConfig) -> Result<(), BesideError> {
 /// A configuration of what a running machine that was started as `config` uses of the host, with `device` beside what is there.
 #[must_use]
 pub fn beside<'a>(config: &VmConfig, there: impl Iterator<Item = (&'a Name, &'a Virtio)>, device: &Virtio) -> VmConfig {
-    let (disks, nets, filesystems) = (Vec::new(), Vec::new(), Vec::new());
-    let mut with = VmConfig { disks, nets, filesystems, vsock: None, ..config.clone() };
-    let mut put = |device: &Virtio, name: Option<String>| match device {
-        Virtio::Disk(disk) => with.disks.push(DiskConfig { id: name, ..disk.clone() }),
-        Virtio::Net(net) => with.nets.push(NetConfig { id: name, ..net.clone() }),
-        Virtio::Folder(folder) => with.filesystems.push(FsConfig { id: name, ..folder.clone() }),
-        Virtio::Vsock(vsock) => with.vsock = Some(VsockConfig { id: name, ..vsock.clone() }),
-        Virtio::Rng(_) | Virtio::Console(_) | Virtio::Balloon(_) | Virtio::Memory { .. } => {}
-    };
     let again = |there: &Virtio| match (there, device) {
         // Asking twice for one interface is no mistake: the answer is the one that is there.
         (Virtio::Net(there), Virtio::Net(new)) => there.mac.is_some() && there.mac == new.mac,
@@ -55,11 +46,28 @@ pub fn beside<'a>(config: &VmConfig, there: impl Iterator<Item = (&'a Name, &'a 
         (Virtio::Vsock(_), Virtio::Vsock(_)) => true,
         _ => false,
     };
-    for (name, there) in there.filter(|(_, there)| !again(there)) {
-        put(there, Some(name.0.clone()));
-    }
-    put(device, device.id().map(str::to_owned));
+    let mut with = holding(config, there.filter(|(_, there)| !again(there)));
+    put(&mut with, device, device.id().map(str::to_owned));
     with
+}
+
+/// A configuration of what a machine that was started as `config` uses of the host, whose virtio devices are those of `there`.
+#[must_use]
+pub fn holding<'a>(config: &VmConfig, there: impl Iterator<Item = (&'a Name, &'a Virtio)>) -> VmConfig {
+    let (disks, nets, filesystems) = (Vec::new(), Vec::new(), Vec::new());
+    let mut with = VmConfig { disks, nets, filesystems, vsock: None, ..config.clone() };
+    there.for_each(|(name, device)| put(&mut with, device, Some(name.0.clone())));
+    with
+}
+
+fn put(config: &mut VmConfig, device: &Virtio, name: Option<String>) {
+    match device {
+        Virtio::Disk(disk) => config.disks.push(DiskConfig { id: name, ..disk.clone() }),
+        Virtio::Net(net) => config.nets.push(NetConfig { id: name, ..net.clone() }),
+        Virtio::Folder(folder) => config.filesystems.push(FsConfig { id: name, ..folder.clone() }),
+        Virtio::Vsock(vsock) => config.vsock = Some(VsockConfig { id: name, ..vsock.clone() }),
+        Virtio::Rng(_) | Virtio::Console(_) | Virtio::Balloon(_) | Virtio::Memory { .. } => {}
+    }
 }
 
 /// Hands the descriptors of an interface that `config` ends with to `backends`, under the name that it gets.

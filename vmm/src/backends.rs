@@ -60,7 +60,12 @@ impl Backends {
 
     /// Opens what the devices of `spec` need beside what is open.
     pub fn open_all(&self, spec: &Spec) -> Result<(), BackendError> {
-        for (name, endpoint) in &spec.endpoints {
+        self.open_those(spec, |_| true)
+    }
+
+    /// Opens what those devices of `spec` need that are `wanted`, beside what is open.
+    pub fn open_those(&self, spec: &Spec, wanted: impl Fn(&Name) -> bool) -> Result<(), BackendError> {
+        for (name, endpoint) in spec.endpoints.iter().filter(|(name, _)| wanted(name)) {
             if let Endpoint::Virtio(device) = endpoint {
                 self.get(&name.0, device)?;
             }
@@ -149,6 +154,15 @@ impl Backends {
         let mut regions: Vec<_> = regions.collect();
         regions.sort_by_key(|control| control.node());
         regions
+    }
+
+    /// The address of an interface on a tap.
+    #[must_use]
+    pub fn address(&self, name: &Name) -> Option<MacAddress> {
+        match self.open.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
+            Some(Backend::Taps(_, address)) => Some(*address),
+            _ => None,
+        }
     }
 
     /// Closes the side of a device that has left for good.

@@ -3,16 +3,15 @@
 //! All memory slots are set before the interrupt controller and the vCPUs exist (see [`crate::kvm::Vm`]), so endpoints are
 //! made and everything that the plan makes reachable is mapped first.
 
+mod load;
 mod state;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use api::config::{HotplugMethod, KernelConfig, Payload, VmConfig};
+use api::config::{Payload, VmConfig};
 use arch::memory_map::Range;
-use arch::x86_64::acpi::{self, AcpiError, Cpu, PrtEntry};
-use arch::x86_64::regs::Entry;
-use arch::x86_64::{layout, reset_vector, smbios};
+use arch::x86_64::acpi::AcpiError;
 use devices::acpi::{HotPlugRegisters, MemoryDevice};
 use devices::gate::{Gate, Reason};
 use devices::legacy::{ConsoleSink, PanicPort, PanicSink, ResetControl, Serial};
@@ -26,7 +25,7 @@ use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
 use crate::address_space::AddressSpace;
 use crate::backends::Backends;
-use crate::boot::{self, BootError, BootInputs, Firmware, FirmwareError, Kernel, KernelError};
+use crate::boot::{BootError, FirmwareError, KernelError};
 use crate::bus_slots::{BusSlots, Slot};
 use crate::changes::Added;
 use crate::cmdline::SwitchedOff;
@@ -38,18 +37,19 @@ use crate::endpoints::{EndpointError, Factory};
 use crate::groundwork::{Groundwork, GroundworkError, Preparation, Work, fixed, touch_in_background};
 use crate::hotplug::{self, HotPlugError};
 use crate::kvm::{Doorbells, EdgeLine, GsiTable, KvmError, SlotError, Slots, Vm};
-use crate::memory::{self, Backing, MemoryError};
+use crate::memory::{self, MemoryError};
 use crate::mirrors::{Mirrors, MirrorsError};
-use crate::numa;
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
 use crate::resize::{Extent, Room};
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
-pub use state::{RestoreError, SaveError};
-
 use crate::vcpu::{Maker, Named, Runner, SetupError, ThreadError, Threads, Vcpu};
+
+pub use load::check_payload;
+use load::{Image, load, map_firmware, shadow_firmware};
+pub use state::{RestoreError, SaveError};
 
 /// Functions that a device can have.
 const FUNCTIONS: usize = 8;
@@ -137,7 +137,12 @@ impl Machine {
             unsafe { slots.add(region.at, region.len, region.host) }?;
         }
         let firmware = match (&image, plan.map.firmware) {
-            (Some(Image::Firmware(image)), Some(range)) => Some(map_firmware(&mut slots, &ram, image, range)?),
+            (Some(Image::Firmware(image)), Some(range)) => {
+                if design.state.is_none() {
+                    shadow_firmware(&ram, image)?;
+                }
+                Some(map_firmware(&mut slots, image, range)?)
+            }
             _ => None,
         };
         let memory = Memory::new(ram.clone());
@@ -281,6 +286,12 @@ impl Machine {
         }
     }
 
+    /// Processors that run, those that the guest was asked to give back among them.
+    #[must_use]
+    pub fn cpus(&self) -> BTreeSet<u8> {
+        self.threads.ids()
+    }
+
     /// Tells of processors that the guest gave back.
     #[must_use]
     pub fn ejected(&self) -> &Ejected {
@@ -395,16 +406,6 @@ impl Drop for Machine {
     }
 }
 
-/// Looks at what shall run, so that a mistake is told before anything is made.
-pub fn check_payload(config: &VmConfig) -> Result<(), MachineError> {
-    let payload = config.payload.as_ref().ok_or(MachineError::NothingToRun)?;
-    Image::open(payload)?;
-    match payload {
-        Payload::Kernel(KernelConfig { initramfs: Some(path), .. }) => Ok(boot::check_initramfs(path)?),
-        _ => Ok(()),
-    }
-}
-
 /// What is not a PCI function and has a state.
 struct Legacy {
     serial: Arc<Serial>,
@@ -412,20 +413,6 @@ struct Legacy {
     panic: Option<Arc<PanicPort>>,
     hot_plug: Arc<HotPlugRegisters>,
     bus_slots: Option<Arc<BusSlots>>,
-}
-
-enum Image {
-    Kernel(Box<Kernel>),
-    Firmware(Firmware),
-}
-
-impl Image {
-    fn open(payload: &Payload) -> Result<Self, MachineError> {
-        Ok(match payload {
-            Payload::Kernel(kernel) => Self::Kernel(Box::new(Kernel::open(&kernel.path, kernel.load_address)?)),
-            Payload::Firmware(path) => Self::Firmware(Firmware::read(path)?),
-        })
-    }
 }
 
 /// Firmware needs the ports; Linux uses ECAM for everything when they stay silent, which costs fewer exits, unless its command
@@ -468,77 +455,6 @@ fn hot_plug_registers(vm: &Vm, extent: &Extent, ejected: &Arc<Ejected>) -> Arc<H
     let ejected = Arc::clone(ejected);
     let tell = move |number| ejected.tell(number);
     HotPlugRegisters::new(extent.cpus.clone(), extent.memory.clone(), Box::new(interrupt), Box::new(tell))
-}
-
-/// Maps the image read-only below 4 GiB and copies its end below 1 MiB, where real-mode firmware runs.
-fn map_firmware(
-    slots: &mut Slots,
-    ram: &GuestMemoryMmap,
-    image: &Firmware,
-    range: Range,
-) -> Result<GuestMemoryMmap, MachineError> {
-    let rom = memory::create(&[range], Backing::default())?;
-    boot::put(&rom, range.start, &image.bytes)?;
-    for region in memory::regions(&rom) {
-        // SAFETY: `rom` is kept by the machine until its vCPUs have ended.
-        unsafe { slots.add_read_only(region.at, region.len, region.host) }?;
-    }
-    let real_mode = layout::SMBIOS.end - layout::SMBIOS.start;
-    let end = image.bytes.len().saturating_sub(usize::try_from(real_mode).unwrap_or(0));
-    let end = image.bytes.get(end..).unwrap_or_default();
-    boot::put(ram, layout::SMBIOS.end - end.len() as u64, end)?;
-    Ok(rom)
-}
-
-/// Puts what runs first, and the tables that it finds, into RAM; says how a kernel is entered.
-fn load(
-    ram: &GuestMemoryMmap,
-    used: bool,
-    payload: Image,
-    design: &Design<'_>,
-    extent: &Extent,
-) -> Result<Option<Entry>, MachineError> {
-    let (config, plan) = (design.config, design.plan);
-    let placements = (0u8..=u8::MAX).zip(design.spec.processors.placements());
-    let cpus: Vec<Cpu> = placements
-        .map(|(number, placement)| Cpu { apic_id: placement.apic_id, present: extent.cpus.contains(&number) })
-        .collect();
-    let mut root_bridges = plan.root_bridges();
-    for planned in plan.slot_buses(config.pcie.root_hot_plug) {
-        let Some(bridge) = root_bridges.get_mut(planned.root_complex) else { continue };
-        if planned.bus.way.is_empty() {
-            bridge.prt.extend(planned.bus.numbers.iter().flat_map(|number| PrtEntry::of_device(*number)));
-        }
-        bridge.slots.push(planned.bus);
-    }
-    let tables = acpi::memory(&acpi::AcpiInputs {
-        cpus: &cpus,
-        hot_plug_cpus: config.cpus.max.is_some(),
-        memory_devices: if config.memory.growth.bytes() > 0 && config.memory.method == HotplugMethod::Acpi {
-            arch::ports::MEMORY_DEVICES
-        } else {
-            0
-        },
-        map: &plan.map,
-        serial: true,
-        panic_port: config.panic_port,
-        root_bridges: &root_bridges,
-        nodes: &numa::acpi_nodes(design.spec.numa.as_ref(), &design.spec.processors, plan),
-    })?;
-    for (at, bytes) in tables {
-        boot::put(ram, at, &bytes)?;
-    }
-    match payload {
-        Image::Firmware(_) => Ok(None),
-        Image::Kernel(mut kernel) => {
-            let smbios = smbios::SmbiosInputs { version: env!("CARGO_PKG_VERSION"), serial: None, uuid: None };
-            boot::put(ram, layout::SMBIOS.start, &smbios::tables(layout::SMBIOS.start, &smbios))?;
-            boot::put(ram, reset_vector::AT, &reset_vector::code())?;
-            let Some(Payload::Kernel(from)) = &config.payload else { return Err(MachineError::NothingToRun) };
-            let inputs = BootInputs { map: &plan.map, initramfs: from.initramfs.as_deref(), cmdline: &from.cmdline, used };
-            Ok(Some(boot::load_kernel(ram, &mut kernel, &inputs)?))
-        }
-    }
 }
 
 /// A machine that cannot be built.

@@ -353,21 +353,22 @@ impl State<'_> {
         if self.vm.is_some() {
             return reply.send(Err(ApiError::wrong_state("vm.restore", &"there already; delete it first")));
         }
-        let saved = match Saved::read(from, prefault) {
-            Ok(saved) => saved,
-            Err(error) => return reply.send(Err(ApiError::from_error(error.kind(), &error))),
-        };
-        if let Err(error) = self.check_beside(&saved.config) {
-            return reply.send(Err(error));
-        }
-        match Waiting::restored(saved, Instant::now()) {
+        match self.read(from, prefault) {
             Ok(mut vm) => {
                 vm.boot = Some(Boot { starter: Some(reply), promised: None });
                 self.vm = Some(vm);
                 self.publish(Phase::Starting);
             }
-            Err(error) => reply.send(Err(ApiError::from_error(kind(&error), &error))),
+            Err(error) => reply.send(Err(error)),
         }
+    }
+
+    /// Reads a snapshot, with the same checks as a machine that is created.
+    fn read(&self, from: &Path, prefault: bool) -> Result<Waiting, ApiError> {
+        let base = self.policy.as_ref().map_err(Clone::clone)?.base();
+        let saved = Saved::read(from, prefault, &base).map_err(|error| ApiError::from_error(error.kind(), &error))?;
+        self.check_beside(&saved.in_use())?;
+        Waiting::restored(saved, Instant::now()).map_err(|error| ApiError::from_error(kind(&error), &error))
     }
 
     fn boot(&mut self, reply: Reply<()>) {

@@ -72,7 +72,9 @@ impl Waiting {
             Restoring::Done(ground) => Ground::Laid(ground),
             Restoring::Working(preparation) => Ground::Laying(preparation),
         };
-        let backends = Arc::new(Backends::open(&blueprint.spec)?);
+        let backends = Backends::default();
+        backends.open_those(&blueprint.spec, |name| !saved.changes.has_left(name))?;
+        let backends = Arc::new(backends);
         let config = saved.config.clone();
         Ok(Self { config, blueprint: Arc::new(blueprint), backends, boot: None, saved: Some(saved), ground, since: now })
     }

@@ -135,13 +135,13 @@ impl Machine {
         value
     }
 
-    /// Reads a file. Keys of vm.create may have been edited since it was written.
-    pub fn from_json(bytes: &[u8], notes: &Notes) -> Result<Self, ApiError> {
+    /// Reads a file. Keys of vm.create may have been edited since it was written; what the file does not say is taken from `base`.
+    pub fn from_json(bytes: &[u8], base: &VmConfig, notes: &Notes) -> Result<Self, ApiError> {
         let mut value: Value = read(WHAT, bytes, notes)?;
         let own = value.as_object_mut().and_then(|map| map.remove(KEY));
         let own = own.ok_or_else(|| bad(WHAT, &format!("key `{KEY}` is missing: it is not from a snapshot of Banyan")))?;
         let own: Body = read(WHAT, &super::json::ascii(&own), notes)?;
-        let mut config = create(&super::json::ascii(&value), &VmConfig::default(), notes)?;
+        let mut config = create(&super::json::ascii(&value), base, notes)?;
         config.cpus.kvm_signature = text::<CpuConfig>(&own.cpus)?.kvm_signature;
         config.devices = own.devices.iter().map(|device| text(device)).collect::<Result<_, _>>()?;
         config.debug_exit = own.debug_exit;
@@ -253,7 +253,7 @@ mod tests {
     fn a_machine_is_read_as_it_was_written() {
         let machine = machine();
         let text = super::super::json::ascii(&machine.to_json());
-        assert_eq!(Machine::from_json(&text, &Notes::default()).unwrap(), machine);
+        assert_eq!(Machine::from_json(&text, &VmConfig::default(), &Notes::default()).unwrap(), machine);
     }
 
     #[test]
@@ -261,7 +261,7 @@ mod tests {
         let mut value = machine().to_json();
         value["memory"]["shared"] = false.into();
         value["vsock"]["socket"] = "/w".into();
-        let read = Machine::from_json(&super::super::json::ascii(&value), &Notes::default()).unwrap();
+        let read = Machine::from_json(&super::super::json::ascii(&value), &VmConfig::default(), &Notes::default()).unwrap();
         assert!(!read.config.memory.shared);
         assert_eq!(read.config.vsock.unwrap().socket.to_str(), Some("/w"));
     }
@@ -270,7 +270,7 @@ mod tests {
     fn what_is_no_machine_is_refused() {
         let notes = Notes::default();
         for (text, part) in [("", "it is empty"), ("{}", "banyan_machine"), (r#"{"banyan_machine":{}}"#, "missing field")] {
-            let error = Machine::from_json(text.as_bytes(), &notes).unwrap_err().to_string();
+            let error = Machine::from_json(text.as_bytes(), &VmConfig::default(), &notes).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
     }

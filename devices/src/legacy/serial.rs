@@ -50,7 +50,17 @@ impl Serial {
         writer.bytes(line.waiting.make_contiguous());
     }
 
-    /// Takes what another line saved. Its interrupt may rise once more.
+    /// Raises the interrupt of a restored line once more if the driver asked for any: input may have come between the moments
+    /// at which interrupt controllers and the line were saved, and the edge is in neither. To a driver it is one without a cause
+    /// otherwise. The interrupt controllers are restored.
+    pub fn remind(&self) {
+        let line = lock(&self.line);
+        if line.uart.state().interrupt_enable != 0 {
+            (line.interrupt)();
+        }
+    }
+
+    /// Takes what another line saved.
     pub fn restore(&self, reader: &mut Reader<'_>) -> Result<(), StateError> {
         let state = SerialState {
             baud_divisor_low: reader.u8()?,
@@ -274,6 +284,25 @@ mod tests {
         assert_eq!(bench.interrupts.load(Relaxed), 1);
         assert_eq!(bench.read(2) & 0xF, 4);
         assert_eq!(bench.take(), b"x");
+    }
+
+    #[test]
+    fn a_restored_line_interrupts_once_more_if_its_driver_asked_for_that() {
+        for (enable, interrupts) in [(0, 0), (1, 1)] {
+            let before = Bench::new();
+            before.write(1, enable);
+            before.serial.enqueue(b"x");
+            let mut writer = Writer::new();
+            before.serial.save(&mut writer);
+            let bytes = writer.into_bytes();
+            let after = Bench::new();
+            after.serial.restore(&mut Reader::new(&bytes, "serial")).unwrap();
+            // What delivers it is restored later.
+            let lost = after.interrupts.load(Relaxed);
+            after.serial.remind();
+            assert_eq!(after.interrupts.load(Relaxed) - lost, interrupts);
+            assert_eq!(after.take(), b"x");
+        }
     }
 
     #[test]

@@ -191,14 +191,18 @@ impl CommonRegs {
         let old = self.status;
         // The driver can only add bits; the device's own bit is not its to write.
         self.status |= new & !(status::NEEDS_RESET | status::FEATURES_OK | status::DRIVER_OK);
-        let accepted = self.features & !self.offered == 0 && self.features & feature::VERSION_1 != 0;
-        if new & status::FEATURES_OK != 0 && accepted {
+        if new & status::FEATURES_OK != 0 && self.accepts() {
             self.status |= status::FEATURES_OK;
         }
         if new & status::DRIVER_OK != 0 && self.status & status::FEATURES_OK != 0 {
             self.status |= status::DRIVER_OK;
         }
         (self.status & !old & status::DRIVER_OK != 0).then_some(Event::Start)
+    }
+
+    /// Whether the driver may have the features that it wrote.
+    const fn accepts(&self) -> bool {
+        self.features & !self.offered == 0 && self.features & feature::VERSION_1 != 0
     }
 }
 
@@ -228,8 +232,11 @@ impl CommonRegs {
         self.features = reader.u64()?;
         self.vector = known(reader.u16()?);
         self.status = reader.u8()?;
-        if self.status & status::FEATURES_OK != 0 && self.features & !self.offered != 0 {
+        if self.status & status::FEATURES_OK != 0 && !self.accepts() {
             return Err(reader.wrong("a set of features that the device has here", self.features));
+        }
+        if self.status & (status::FEATURES_OK | status::DRIVER_OK) == status::DRIVER_OK {
+            return Err(reader.wrong("a status that a driver can bring about", self.status));
         }
         self.selected = reader.u16()?;
         reader.same_count("queues", self.queues.len())?;
@@ -387,5 +394,26 @@ mod tests {
         write(&mut regs, 0x16, &[1, 0]);
         write(&mut regs, 0x1C, &[1, 0]);
         assert_eq!((read(&regs, 0x18), read(&regs, 0x1C)), ([0, 0], [0, 0]));
+    }
+
+    #[test]
+    fn a_state_is_taken_if_a_driver_can_have_brought_it_about() {
+        let taken = |features, status| {
+            let mut from = regs();
+            (from.features, from.status) = (features, status);
+            let mut writer = Writer::new();
+            from.save(&mut writer);
+            let bytes = writer.into_bytes();
+            let mut to = regs();
+            let taken = to.restore(&mut Reader::new(&bytes, "common"));
+            taken.map(|()| (to.features, to.status))
+        };
+        let good = feature::VERSION_1 | 1 << 9;
+        for (features, status) in [(0, 0), (1 << 8, 0x03), (good, 0x0B), (good, 0x0F), (good, 0x4F), (good, 0x8F)] {
+            assert_eq!(taken(features, status), Ok((features, status)));
+        }
+        for (features, status) in [(good, 0x07), (good, 0x04), (1 << 9, 0x0F), (good | 1 << 8, 0x0B)] {
+            assert!(taken(features, status).is_err(), "{features:#x} {status:#x}");
+        }
     }
 }

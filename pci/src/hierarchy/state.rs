@@ -59,6 +59,11 @@ impl Hierarchy {
             let name = String::from_utf8_lossy(reader.bytes()?).into_owned();
             let (bar, at) = (reader.u8()?, reader.u64()?);
             let id: FunctionId = self.named(&name).ok_or(StateError::Unknown { name })?;
+            let spec = self.endpoint(id).and_then(|shared| lock(shared).bars().spec(bar));
+            let size = spec.ok_or_else(|| reader.wrong("a base address register of this function", bar))?.size;
+            if !at.is_multiple_of(size) || at.checked_add(size).is_none() {
+                return Err(reader.wrong("an address that the base address register can have", at));
+            }
             self.reach.set_home(id, bar, at);
         }
         self.settle(&all, effects);

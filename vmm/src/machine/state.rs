@@ -3,6 +3,7 @@
 //! Order counts when it is put back: devices first, whose wires and messages the interrupt controller then forgets; then the
 //! controller; then vCPUs, whose local APICs know what they had to serve.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use pci::state::{Reader, StateError, Writer};
@@ -53,12 +54,19 @@ pub(super) fn restore(state: &[u8], vm: &Vm, pci: &Arc<PciBus>, legacy: &Legacy,
         vcpus.iter().map(|_| Ok((reader.u8()?, VcpuState::read(reader)?))).collect::<Result<Vec<_>, StateError>>()
     })?;
     reader.end()?;
+    let mut lost = BTreeSet::new();
     for (vcpu, (id, state)) in vcpus.iter().zip(saved) {
         if vcpu.id != id {
             return Err(RestoreError::Number { saved: id, here: vcpu.id });
         }
-        state.put(&vcpu.fd, id).map_err(|source| RestoreError::Vcpu { id, source })?;
+        lost.extend(state.put(&vcpu.fd, id).map_err(|source| RestoreError::Vcpu { id, source })?);
     }
+    if !lost.is_empty() {
+        let list = lost.iter().map(|msr| format!("{msr:#x}")).collect::<Vec<_>>().join(", ");
+        log::warn!("this host does not let these model-specific registers have the values that were saved: {list}");
+    }
+    // Input comes whether or not the machine is held, and local APICs are saved before the line.
+    legacy.serial.remind();
     Ok(())
 }
 

@@ -8,7 +8,7 @@ mod growth;
 mod room;
 mod step;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -190,12 +190,17 @@ impl Resizer {
         if let Some(devices) = self.waiting.pop_front() {
             return Some(Coming::Devices(devices));
         }
+        Some(Coming::Blocks(self.blocks_to_come())).filter(|coming| !coming.devices().is_empty())
+    }
+
+    /// Memory that is missing behind blocks that the guest is to have.
+    fn blocks_to_come(&self) -> Vec<MemoryDevice> {
         let wanted = self.blocks.iter().zip(&self.extent.blocks).zip(&self.room.regions).enumerate();
         let more = wanted.filter_map(|(index, ((control, wanted), (node, region)))| {
             let (from, to) = (control.sizes().usable, self.room.usable(index, *wanted));
             (to > from).then(|| MemoryDevice { base: region.at + from, len: to - from, node: *node })
         });
-        Some(Coming::Blocks(more.collect())).filter(|coming| !coming.devices().is_empty())
+        more.collect()
     }
 
     fn finish(&mut self, machine: &mut Machine, coming: &Coming, made: Result<GuestMemoryMmap, GrowthError>) -> bool {
@@ -233,6 +238,13 @@ impl Resizer {
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.growing.is_some()
+    }
+
+    /// Whether all that was promised is there and all that was asked back has gone, processors and memory; `cpus` run.
+    #[must_use]
+    pub fn is_settled(&self, cpus: &BTreeSet<u8>) -> bool {
+        let memory = self.growing.is_none() && self.waiting.is_empty() && self.blocks_to_come().is_empty();
+        memory && *cpus == self.extent.cpus
     }
 
     /// How far memory is that is being prepared, if that takes long.
@@ -274,5 +286,27 @@ impl Resizer {
 impl AsRawFd for Resizer {
     fn as_raw_fd(&self) -> RawFd {
         self.done.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_settled_when_memory_has_come_and_processors_have_gone() {
+        let config =
+            VmConfig { memory: "1G,hotplug=4G".parse().unwrap(), cpus: "2,max=4".parse().unwrap(), ..VmConfig::default() };
+        let hot_plug = [Range::sized(16 << 30, 4 << 30)];
+        let mut resizer = Resizer::new(&config, None, &hot_plug, Extent::at_start(&config), Vec::new()).unwrap();
+        assert!(resizer.is_settled(&[0, 1].into()));
+        assert!(!resizer.is_settled(&[0].into()), "one ended by itself");
+        resizer.extent.cpus.remove(&1);
+        assert!(!resizer.is_settled(&[0, 1].into()), "the guest has it still");
+        assert!(resizer.is_settled(&[0].into()));
+        let device = MemoryDevice { base: 16 << 30, len: BLOCK, node: 0 };
+        resizer.extent.memory.push(device);
+        resizer.waiting.push_back(vec![device]);
+        assert!(!resizer.is_settled(&[0].into()), "memory is promised");
     }
 }

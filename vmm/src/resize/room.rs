@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use api::config::{HotplugMethod, VmConfig};
 use arch::memory_map::Range;
+use arch::ports::MEMORY_DEVICES;
 use devices::acpi::MemoryDevice;
 use devices::virtio::mem::Region;
 
@@ -131,6 +132,22 @@ impl Room {
             inside.map(|device| device.base + device.len).max().unwrap_or(range.start)
         };
         self.ranges.iter().map(|(node, range)| (*node, Range { start: start(range), end: range.end })).collect()
+    }
+
+    /// Whether a machine with this room can have come to `extent`. Its blocks are not looked at.
+    #[must_use]
+    pub fn holds(&self, extent: &Extent) -> bool {
+        let cpus = extent.cpus.contains(&0) && extent.cpus.iter().all(|cpu| *cpu < self.most_cpus);
+        let comes_after = |(index, device): (usize, &MemoryDevice)| {
+            let before = extent.memory.get(..index).unwrap_or_default();
+            self.free(before).iter().any(|(node, range)| {
+                let end = device.base.checked_add(device.len).filter(|end| *end <= range.end);
+                let whole = device.len.is_multiple_of(BLOCK) || end == Some(range.end);
+                *node == device.node && device.base >= range.start && device.len > 0 && end.is_some() && whole
+            })
+        };
+        let count = extent.memory.len() <= usize::from(MEMORY_DEVICES);
+        cpus && count && extent.memory.iter().enumerate().all(comes_after)
     }
 
     /// Where `bytes` more go: to the node with the least memory, and on to others when its place is full.
@@ -261,6 +278,42 @@ mod tests {
         assert_eq!(region_count(&config("1G,hotplug=4G"), 2), 0);
         for (memory, nodes, count) in [("1G,hotplug=4G", 2, 2), ("1G,hotplug=4G", 0, 1), ("1G,hotplug=128M", 4, 1)] {
             assert_eq!(region_count(&config(&format!("{memory},hotplug-method=virtio-mem")), nodes), count);
+        }
+    }
+
+    #[test]
+    fn a_room_holds_what_it_can_have_come_to_and_nothing_else() {
+        let config =
+            VmConfig { memory: "1G,hotplug=4G".parse().unwrap(), cpus: "2,max=4".parse().unwrap(), ..VmConfig::default() };
+        let room = Room::new(&config, None, &[Range::sized(16 * GIB, 4 * GIB)]);
+        let mut extent = Extent::at_start(&config);
+        assert!(room.holds(&extent));
+        for bytes in [BLOCK, 2 * BLOCK, GIB] {
+            let more = room.place(bytes, &extent);
+            extent.memory.extend(more);
+            assert!(room.holds(&extent), "{extent:?}");
+        }
+        // One that failed left a gap.
+        extent.memory.remove(1);
+        assert!(room.holds(&extent));
+        let device = |base, len, node| MemoryDevice { base, len, node };
+        for other in [
+            device(0xE000_0000, BLOCK, 0),
+            device(16 * GIB, BLOCK, 0),
+            device(19 * GIB, 2 * GIB, 0),
+            device(19 * GIB, BLOCK, 1),
+            device(19 * GIB, 4096, 0),
+            device(19 * GIB, 0, 0),
+            device(u64::MAX - BLOCK + 1, BLOCK, 0),
+        ] {
+            let mut with = extent.clone();
+            with.memory.push(other);
+            assert!(!room.holds(&with), "{other:?}");
+        }
+        let many = (0..=u64::from(MEMORY_DEVICES)).map(|index| device(16 * GIB + index * BLOCK, BLOCK, 0));
+        assert!(!room.holds(&Extent { memory: many.collect(), ..Extent::at_start(&config) }));
+        for cpus in [vec![], vec![1], vec![0, 4]] {
+            assert!(!room.holds(&Extent { cpus: cpus.iter().copied().collect(), ..Extent::default() }), "{cpus:?}");
         }
     }
 }

@@ -32,7 +32,8 @@ impl Session<'_, '_> {
     }
 
     fn write(&self, folder: &Path) -> Result<Written, GroundworkError> {
-        if self.hotplug.leaving().next().is_some() || self.resizer.is_busy() || !self.promises.is_empty() {
+        let settled = self.resizer.is_settled(&self.machine.cpus());
+        if self.hotplug.leaving().next().is_some() || !settled || !self.promises.is_empty() {
             return Err(SnapshotError::Busy.into());
         }
         let mut changes = self.hotplug.changes_so_far().clone();
@@ -40,7 +41,7 @@ impl Session<'_, '_> {
         let shown = self.service.published.get().map_or_else(|| self.config.clone(), |info| info.config.clone());
         devices::check(self.config, self.spec, &changes)?;
         check_folder(folder)?;
-        let machine = devices::describe(self.config, &shown, &changes)?;
+        let machine = devices::describe(self.config, &shown, &changes, |name| self.machine.backends().address(name))?;
         let ram = self.machine.ram();
         let state = StateFile {
             shape: shape(self.plan),

@@ -122,7 +122,9 @@ pub enum SnapshotError {
         why: &'static str,
     },
     /// Something is under way.
-    #[error("a device is being removed or memory is being added: resume the machine and wait for the guest, or try again")]
+    #[error(
+        "a device or processor is being removed, or memory is being added: resume the machine and wait for the guest, or try again"
+    )]
     Busy,
     /// The machine's own state.
     #[error("the state of the machine cannot be had")]
@@ -134,7 +136,7 @@ pub enum SnapshotError {
         name: String,
         /// Why.
         #[source]
-        source: Box<crate::spec::SpecError>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// RAM.
     #[error(transparent)]

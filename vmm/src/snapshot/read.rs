@@ -12,10 +12,12 @@ use api::info::Step;
 
 use super::state::{self, StateFile};
 use super::{CONFIG, MEMORY, STATE, SnapshotError, devices, memory};
+use crate::additions;
 use crate::changes::Changes;
 use crate::groundwork::{self, Groundwork, GroundworkError, Needs, Preparation, Work};
 use crate::kvm::Vm;
 use crate::memory as ram;
+use crate::resize::Room;
 use crate::run::{Blueprint, needs};
 
 /// Longest config.json that is read.
@@ -37,10 +39,12 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Reads the files in `folder`, but for RAM. `prefault`: all of RAM is read before the machine is there.
-    pub fn read(folder: &Path, prefault: bool) -> Result<Self, SnapshotError> {
+    /// Reads the files in `folder`, but for RAM. What they do not say is as in `base`. `prefault`: all of RAM is read before the
+    /// machine is there.
+    pub fn read(folder: &Path, prefault: bool, base: &VmConfig) -> Result<Self, SnapshotError> {
         let (path, bytes) = read(folder, CONFIG, LONGEST_CONFIG)?;
-        let machine = Machine::from_json(&bytes, &Notes::default()).map_err(|source| SnapshotError::Config { path, source })?;
+        let machine = Machine::from_json(&bytes, base, &Notes::default());
+        let machine = machine.map_err(|source| SnapshotError::Config { path, source })?;
         let (path, bytes) = read(folder, STATE, state::MOST)?;
         let state = StateFile::from_bytes(&bytes).map_err(|source| SnapshotError::State { path, source })?;
         let (mut changes, shown) = devices::changes(&machine)?;
@@ -55,10 +59,23 @@ impl Saved {
         Ok(Self { config: machine.config, shown, changes, state, memory, path, prefault })
     }
 
+    /// A configuration of what the machine uses of the host.
+    #[must_use]
+    pub fn in_use(&self) -> VmConfig {
+        let there = devices::virtio(&self.config, &self.changes);
+        additions::holding(&self.config, there.iter().map(|(name, device)| (name, device)))
+    }
+
     /// Makes the ground of the machine that `blueprint` is. Either it is laid, or it is on its way.
     pub fn ground(&self, vm: Vm, blueprint: &Blueprint) -> Result<Restoring, GroundworkError> {
+        devices::check(&blueprint.config, &blueprint.spec, &self.changes)?;
+        devices::check_names(&blueprint.plan, &self.changes)?;
         if state::shape(&blueprint.plan) != self.state.shape {
             return Err(SnapshotError::Shape { what: "places of devices or memory" }.into());
+        }
+        let room = Room::new(&blueprint.config, blueprint.spec.numa.as_ref(), &blueprint.plan.map.hot_plug);
+        if !room.holds(&self.state.extent) {
+            return Err(SnapshotError::Shape { what: "processors or memory that came" }.into());
         }
         let mut needs: Needs = needs(&blueprint.config, &blueprint.spec, &blueprint.plan);
         self.changes.add_to(&mut needs, &blueprint.spec);

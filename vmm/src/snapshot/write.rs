@@ -1,4 +1,5 @@
-//! Writes a snapshot: what is small at once, RAM by a thread of its own. Whatever fails, no file stays.
+//! Writes a snapshot: what is small at once, RAM by a thread of its own, which has all of it on the disk before it is done.
+//! Whatever fails, no file stays.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -46,6 +47,15 @@ impl Files {
         let (mut file, path) = self.make(folder, name)?;
         file.write_all(bytes).map_err(|source| SnapshotError::Write { path, source })
     }
+
+    /// Has the files and their names on the disk, as far as the file system of `folder` keeps anything there.
+    fn sync(&self, folder: &Path) -> Result<(), SnapshotError> {
+        for path in self.made.iter().map(PathBuf::as_path).chain([folder]) {
+            let synced = File::open(path).and_then(|file| file.sync_all());
+            synced.map_err(|source| SnapshotError::Write { path: path.to_owned(), source })?;
+        }
+        Ok(())
+    }
 }
 
 /// Whether a snapshot can go there.
@@ -72,8 +82,9 @@ impl Written {
         files.put(folder, STATE, state)?;
         let (file, path) = files.make(folder, MEMORY)?;
         let work = Work::step(Step::Snapshot, ram.iter().map(|region| region.len()).sum());
+        let folder = folder.to_owned();
         let run = move |work: &Work| match memory::write(&ram, &file, work) {
-            Ok(true) => Ok(files),
+            Ok(true) => files.sync(&folder).map(|()| files).map_err(GroundworkError::from),
             Ok(false) => Err(SnapshotError::Stopped.into()),
             Err(source) => Err(SnapshotError::Write { path, source }.into()),
         };
@@ -101,7 +112,6 @@ impl Written {
     }
 }
 
-/// For tests of the folder alone.
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;

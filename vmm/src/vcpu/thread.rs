@@ -1,5 +1,6 @@
 //! Runs vCPUs on threads named `vcpu<N>` and takes their exits to who answers. A vCPU never waits for the main loop.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -141,6 +142,12 @@ impl Threads {
             interrupt(std::slice::from_ref(&running));
         }
         running.thread.join().ok()?
+    }
+
+    /// Which run, in order.
+    #[must_use]
+    pub fn ids(&self) -> BTreeSet<u8> {
+        self.running.iter().map(|running| running.id).collect()
     }
 
     /// Sum over all vCPUs.
@@ -293,14 +300,18 @@ impl Runner {
                     return;
                 }
                 if errand.waits() {
-                    errand.run(vcpu);
-                    continue;
+                    // The gate may have closed after it was looked at.
+                    next = if held { Next::Rest } else { self.settle(vcpu, counters) };
+                    if matches!(next, Next::Rest) {
+                        errand.run(vcpu);
+                    }
+                } else {
+                    if held {
+                        // The guest's own watchdogs do not count the time; guests without KVM's clock have nothing to be told.
+                        let _ = vcpu.fd.kvmclock_ctrl();
+                    }
+                    next = self.step(vcpu, counters);
                 }
-                if held {
-                    // The guest's own watchdogs do not count the time; guests without KVM's clock have nothing to be told.
-                    let _ = vcpu.fd.kvmclock_ctrl();
-                }
-                next = self.step(vcpu, counters);
             }
             let ended = match next {
                 Next::Continue | Next::Rest => continue,
@@ -415,4 +426,98 @@ pub enum ThreadError {
         #[source]
         source: io::Error,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::AtomicU64;
+
+    use arch::memory_map::Range;
+    use devices::virtio::Memory;
+    use pci::hierarchy::Hierarchy;
+    use pci::seams::MsiPort;
+    use pci::testing::FakeMsi;
+    use pci::topology::Plan;
+    use vm_device::DevicePio;
+    use vm_device::bus::{PioAddress, PioAddressOffset, PioRange};
+    use vm_device::device_manager::PioManager;
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+    use crate::effects::Mapper;
+    use crate::kvm::{Slots, Vm};
+    use crate::memory::{self, Backing};
+
+    const PORT: u16 = 0x510;
+    const CODE: u64 = 0x1000;
+    /// Reads the port and counts: `in al, dx`, `inc ebx`, `jmp` back.
+    const PROGRAM: [u8; 5] = [0xEC, 0x66, 0x43, 0xEB, 0xFB];
+
+    #[derive(Default)]
+    struct Reads(AtomicU64);
+
+    impl DevicePio for Reads {
+        fn pio_read(&self, _: PioAddress, _: PioAddressOffset, data: &mut [u8]) {
+            self.0.fetch_add(1, Ordering::AcqRel);
+            data.fill(0);
+        }
+
+        fn pio_write(&self, _: PioAddress, _: PioAddressOffset, _: &[u8]) {}
+    }
+
+    /// One vCPU that runs the program, and how often it has read.
+    fn machine() -> (Threads, Arc<Reads>) {
+        let vm = Vm::new().unwrap();
+        let ram = memory::create(&[Range { start: 0, end: 1 << 20 }], Backing::default()).unwrap();
+        ram.write_slice(&PROGRAM, GuestAddress(CODE)).unwrap();
+        let mut slots = Slots::new(vm.fd(), vm.max_slots());
+        for region in memory::regions(&ram) {
+            // SAFETY: the address space keeps the memory until the vCPU's thread has ended.
+            unsafe { slots.add(region.at, region.len, region.host) }.unwrap();
+        }
+        vm.create_interrupt_controller().unwrap();
+        let fd = vm.create_vcpu(0).unwrap();
+        let mut sregs = fd.get_sregs().unwrap();
+        (sregs.cs.base, sregs.cs.selector) = (0, 0);
+        fd.set_sregs(&sregs).unwrap();
+        let mut regs = fd.get_regs().unwrap();
+        (regs.rip, regs.rbx, regs.rdx) = (CODE, 0, PORT.into());
+        fd.set_regs(&regs).unwrap();
+        let reads = Arc::new(Reads::default());
+        let mut ports = IoManager::new();
+        ports.register_pio(PioRange::new(PioAddress(PORT), 1).unwrap(), Arc::clone(&reads) as _).unwrap();
+        let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
+        let none = Hierarchy::build(&Plan::default(), &msi, |_| -> Result<_, Infallible> { unreachable!() }).unwrap();
+        let space = AddressSpace::new(Memory::new(ram));
+        let runner = Arc::new(Runner {
+            ports,
+            pci: Arc::new(PciBus::new(none, Mapper::new(slots, None, Arc::clone(&space)), Vec::new(), false)),
+            space,
+            stop: Arc::default(),
+            gate: Arc::default(),
+            ended: Box::new(|ended| panic!("{ended:?}")),
+        });
+        (Threads::start(vec![Vcpu { id: 0, fd, pinned: None }], None, &runner).unwrap(), reads)
+    }
+
+    #[test]
+    #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+    fn a_vcpu_is_written_down_between_two_instructions() {
+        let (threads, reads) = machine();
+        for _ in 0..1500 {
+            let before = reads.0.load(Ordering::Acquire);
+            while reads.0.load(Ordering::Acquire) < before + 3 {
+                thread::yield_now();
+            }
+            threads.pause();
+            let (tell, told) = mpsc::channel();
+            threads.running[0].errand.give(Box::new(move |vcpu| tell.send(vcpu.fd.get_regs().unwrap()).unwrap()));
+            threads.runner.gate.recall();
+            let regs = told.recv_timeout(Duration::from_secs(20)).unwrap();
+            let counted = regs.rbx + u64::from(regs.rip == CODE + 1);
+            assert_eq!(counted & 0xFFFF_FFFF, reads.0.load(Ordering::Acquire), "at {:#x}", regs.rip);
+            threads.resume();
+        }
+    }
 }

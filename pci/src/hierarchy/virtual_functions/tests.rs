@@ -232,3 +232,25 @@ fn what_is_written_down_has_the_virtual_functions_that_are_enabled() {
     let mut other = Rig::new(sriov(2, 8, 2));
     assert!(other.tree.restore(&mut Reader::new(&bytes, "tree"), &mut other.effects).is_err());
 }
+
+#[test]
+fn a_place_where_the_bar_cannot_have_been_is_not_taken_back() {
+    let mut before = Rig::new(sriov(4, 8, 2));
+    before.enable(3, 1 | 1 << 3);
+    let mut writer = Writer::new();
+    before.tree.save(&mut writer).unwrap();
+    let bytes = writer.into_bytes();
+    let restored = |bytes: &[u8]| {
+        let mut rig = Rig::new(sriov(4, 8, 2));
+        rig.tree.restore(&mut Reader::new(bytes, "tree"), &mut rig.effects)
+    };
+    assert_eq!(restored(&bytes), Ok(()));
+    // The last is a place: number of the register, then eight bytes of address.
+    for (from_end, value, part) in [(9, 5, "of this function"), (9, 9, "of this function"), (8, 1, "can have")] {
+        let mut other = bytes.clone();
+        let at = other.len() - from_end;
+        other[at] = value;
+        let error = restored(&other).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
