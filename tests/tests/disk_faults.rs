@@ -129,19 +129,15 @@ fn an_image_that_may_not_be_written_is_refused_but_for_reading() {
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn an_image_that_is_cut_off_while_a_guest_uses_it_costs_requests_and_not_the_machine() {
     let folder = folder();
+    let reads = |options: &str, path: &str| Guest::new("disks").options(options).with(&["--memory", "128M", "--disk", path]);
+    let shorten = |path: &str, len| File::options().write(true).open(Path::new(path)).and_then(|file| file.set_len(len)).unwrap();
+    // It ends with the first request that fails.
+    reads("reads=16 bytes=4096", &raw(&folder, "whole.raw")).passes();
     let path = raw(&folder, "disk.raw");
-    // It reads the same requests again and again, and ends with the first that fails.
-    let guest = Guest::new("disks").options("reads=256 bytes=4096").with(&["--memory", "128M", "--disk", &path]);
-    guest.passes();
-    File::options().write(true).open(Path::new(&path)).and_then(|file| file.set_len(SIZE / 2)).unwrap();
-    // What is left is a disk of its own size.
-    let outcome = guest.run();
-    outcome.expect_code(3).expect_output(&["FAIL disk 0: read: status 1"]);
-    let guest = Guest::new("disks").options("reads=100000000 bytes=65536").with(&["--memory", "128M", "--disk", &path]);
-    let mut server = Server::run(&guest);
+    let mut server = Server::run(&reads("reads=100000000 bytes=65536", &path));
     server.until("GET vm.counters", "", 200);
-    File::options().write(true).open(Path::new(&path)).and_then(|file| file.set_len(0)).unwrap();
-    server.process.expect("FAIL disk 0: read: status 1");
+    shorten(&path, 0);
+    server.process.expect("FAIL disk 0: any: status 1");
     // The guest ended itself: it had its answer.
     server.ends(3);
 }
