@@ -55,8 +55,8 @@ impl ExtendedCapability for Aer {
             kept(FATAL, uncorrectable),
             status(CORRECTABLE),
             kept(ADVISORY | 1 << 14, CORRECTABLE),
-            // Capabilities and control: no ECRC, one header in the log.
-            none,
+            // Capabilities and control: no ECRC, one header in the log. The first error pointer belongs to it.
+            RegDef { sticky: 0x1F, ..RegDef::default() },
             log,
             log,
             log,

@@ -164,6 +164,8 @@ impl Reach {
         if let Some(placed) = self.placed.get_mut(&key) {
             placed.rightful = goes_to == Some(placed.at);
             if placed.rightful {
+                // A reset that programs it anew at the same address forgot it.
+                self.homes.insert(key, placed.at);
                 return;
             }
             if !want.home_is_forwarded {

@@ -1,4 +1,4 @@
-//! The whole tree, written down: every function by its name, and where BARs were that are hidden at the moment.
+//! The whole tree, written down: every function by its name, and where BARs are or were last.
 
 use std::collections::BTreeSet;
 
@@ -28,16 +28,21 @@ impl Hierarchy {
                 saved.map_err(|source| StateError::Device { name: name.clone(), source: Box::new(source) })?;
             }
         }
-        let homes: Vec<(&Name, BarIndex, u64)> = self
+        let reachable: BTreeSet<_> = self.reach.iter().map(|(function, bar, ..)| (function, bar)).collect();
+        let homes: Vec<(&Name, BarIndex, u64, bool)> = self
             .reach
             .homes()
-            .filter_map(|(function, bar, at)| self.nodes.get(&function).map(|node| (&node.name, bar, at)))
+            .filter_map(|(function, bar, at)| {
+                let is_there = reachable.contains(&(function, bar));
+                self.nodes.get(&function).map(|node| (&node.name, bar, at, is_there))
+            })
             .collect();
         writer.count(homes.len());
-        for (name, bar, at) in homes {
+        for (name, bar, at, is_there) in homes {
             writer.bytes(name.0.as_bytes());
             writer.u8(bar);
             writer.u64(at);
+            writer.bool(is_there);
         }
         Ok(())
     }
@@ -55,9 +60,10 @@ impl Hierarchy {
         self.restore_functions("virtual functions", &functions, reader)?;
         let all = self.ids();
         all.iter().for_each(|id| self.reach.forget(*id));
+        let mut reachable = BTreeSet::new();
         for _ in 0..reader.count()? {
             let name = String::from_utf8_lossy(reader.bytes()?).into_owned();
-            let (bar, at) = (reader.u8()?, reader.u64()?);
+            let (bar, at, is_there) = (reader.u8()?, reader.u64()?, reader.bool()?);
             let id: FunctionId = self.named(&name).ok_or(StateError::Unknown { name })?;
             let spec = self.endpoint(id).and_then(|shared| lock(shared).bars().spec(bar));
             let size = spec.ok_or_else(|| reader.wrong("a base address register of this function", bar))?.size;
@@ -65,8 +71,24 @@ impl Hierarchy {
                 return Err(reader.wrong("an address that the base address register can have", at));
             }
             self.reach.set_home(id, bar, at);
+            if is_there {
+                reachable.insert((id, bar));
+            }
         }
-        self.settle(&all, effects);
+        // Of BARs that want one place, who had it keeps it: the others come after, and none of them goes back where it was.
+        let wanted = |is_there_only: bool| {
+            let mut wanted: Vec<_> = all.iter().filter_map(|id| self.wanted(*id)).collect();
+            for endpoint in &mut wanted {
+                endpoint.bars.retain(|want| !is_there_only || reachable.contains(&(endpoint.function, want.bar)));
+                for want in &mut endpoint.bars {
+                    want.home_is_forwarded &= reachable.contains(&(endpoint.function, want.bar));
+                }
+            }
+            wanted
+        };
+        let (first, then) = (wanted(true), wanted(false));
+        self.reach.settle(&first, effects);
+        self.reach.settle(&then, effects);
         self.settle_mirrors(effects);
         Ok(())
     }
