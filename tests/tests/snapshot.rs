@@ -184,6 +184,48 @@ fn a_restore_is_checked_as_the_machine_was() {
     goes_on(restore(&saved), rounds, 1);
 }
 
+/// Firmware that puts `K` at its first byte below 1 MiB and says `ready`, then what is there for each byte that it gets.
+fn firmware() -> Vec<u8> {
+    const START: usize = 0x800;
+    let mut code: Vec<u8> = Vec::new();
+    code.extend([0xB8, 0x00, 0xF0, 0x8E, 0xD8]); // mov ax, 0xF000; mov ds, ax
+    code.extend([0xC6, 0x06, 0x00, 0xF0, b'K']); // mov byte [0xF000], 'K'
+    code.extend([0xBA, 0xF8, 0x03]); // mov dx, 0x3F8
+    for byte in *b"ready\n" {
+        code.extend([0xB0, byte, 0xEE]); // mov al, byte; out dx, al
+    }
+    code.extend([0xBA, 0xFD, 0x03, 0xEC, 0xA8, 0x01, 0x74, 0xF8]); // wait: mov dx, 0x3FD; in al, dx; test al, 1; jz wait
+    code.extend([0xBA, 0xF8, 0x03, 0xEC]); // mov dx, 0x3F8; in al, dx
+    code.extend([0xA0, 0x00, 0xF0, 0xEE]); // mov al, [0xF000]; out dx, al
+    code.extend([0xB0, b'\n', 0xEE, 0xEB, 0xEB]); // mov al, 10; out dx, al; jmp wait
+    let mut image = vec![0; 4096];
+    image[START..START + code.len()].copy_from_slice(&code);
+    image[0xFF0..0xFF3].copy_from_slice(&[0xE9, 0x0D, 0xF8]); // jmp to the start
+    image
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn firmware_finds_what_it_put_below_1_mib() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("firmware");
+    fs::write(&file, firmware()).unwrap();
+    let mut server = Server::run(&Guest::from_arguments(&["--memory", "64M", "--firmware", &file.display().to_string()]));
+    server.process.expect("ready");
+    let saved = folder.path().join("saved");
+    fs::create_dir(&saved).unwrap();
+    server.expect("PUT vm.pause", "", 204);
+    server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+    let mut server = restore(&saved);
+    server.expect("PUT vm.resume", "", 204);
+    server.process.send("?");
+    server.process.expect("K");
+    server.expect("PUT vmm.shutdown", "", 204);
+    server.ends(0);
+}
+
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn processors_and_memory_that_came_are_there_again() {
