@@ -71,6 +71,8 @@ pub trait Workers: Send + Sync {
     /// Has them stand still. When this returns they touch no guest memory and take nothing off a queue until they are released;
     /// what they had begun is done. Call without the function's lock, while no vCPU runs. Held twice is held once.
     fn hold(&self);
+    /// Has them know of the [`Workers::hold`] that follows, without a wait: those of many functions come to rest together.
+    fn call(&self) {}
     /// Lets them go on, and look at everything once that may have come meanwhile.
     fn release(&self);
 }

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use api::config::{DiskConfig, DiskSource, ImageFormat, MacAddress, NetConfig, NetSource};
 use api::http::{ListenError, Listening};
-use devices::complaints::chain;
 use devices::virtio::balloon::BalloonControl;
 use devices::virtio::block::{Format, Image, ImageError};
 use devices::virtio::mem::MemControl;
@@ -20,7 +19,6 @@ use devices::virtio::net::tap::{Offloads, Tap, TapError};
 use devices::virtio::vhost_user::{self, RemoteSpec, Served, ServerError};
 use pci::topology::Name;
 use thiserror::Error;
-use vm_memory::GuestMemoryMmap;
 
 use crate::spec::{Endpoint, Spec, Virtio};
 
@@ -115,17 +113,15 @@ impl Backends {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), side);
     }
 
-    /// Tells servers of devices that RAM is `memory` from now on, before the guest is told. One that does not follow is done
-    /// with: its device gives up, and the guest goes on.
-    pub fn memory_grew(&self, memory: &GuestMemoryMmap) {
+    /// The servers of devices, by the devices' names.
+    #[must_use]
+    pub fn servers(&self) -> Vec<(Name, Arc<vhost_user::Server>)> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, backend) in open.iter() {
-            if let Backend::Server(server, _) = backend
-                && let Err(error) = server.memory_grew(memory)
-            {
-                log::error!("{name}: its server does not take memory that came: {}", chain(&error));
-            }
-        }
+        let servers = open.iter().filter_map(|(name, backend)| match backend {
+            Backend::Server(server, _) => Some((name.clone(), Arc::clone(server))),
+            _ => None,
+        });
+        servers.collect()
     }
 
     /// Closes the sides of all devices but those of `spec`.
@@ -380,6 +376,8 @@ pub enum BackendError {
 
 #[cfg(test)]
 mod tests {
+    use devices::complaints::chain;
+
     use super::*;
 
     fn image(bytes: u64) -> tempfile::NamedTempFile {

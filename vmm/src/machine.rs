@@ -248,6 +248,8 @@ impl Machine {
     /// Ends the vCPUs and the endpoints. Returns RAM as the guest left it.
     pub fn stop(&mut self) -> GuestMemoryMmap {
         self.threads.stop();
+        // Those that take long to end do so together.
+        self.workers().iter().for_each(|workers| workers.call());
         self.pci.detach();
         GuestMemoryMmap::clone(&self.ram.memory())
     }
@@ -298,19 +300,23 @@ impl Machine {
         &self.ejected
     }
 
-    /// Gives the guest `memory`, of which `devices` tell. Host functions that are there can reach it already.
-    pub fn add_memory(&self, memory: &GuestMemoryMmap, devices: &[MemoryDevice]) -> Result<(), MachineError> {
+    /// Makes `memory` part of RAM, before servers of devices and the guest are told. Host functions that are there can reach it
+    /// already.
+    pub fn add_memory(&self, memory: &GuestMemoryMmap) -> Result<(), MachineError> {
         // First, so that it is kept whatever fails below: host functions may reach it by now. It is the same that `self.ram` is.
         self.factory.set_memory(memory::join(&self.ram.memory(), memory)?);
         for region in memory::regions(memory) {
             // SAFETY: it is part of RAM, which the machine keeps until its vCPUs have ended.
             self.pci.change(|tree| unsafe { tree.mapper.slots().add(region.at, region.len, region.host) })?;
         }
-        self.factory.backends().memory_grew(&self.ram.memory());
+        Ok(())
+    }
+
+    /// Tells the guest of memory that is part of RAM.
+    pub fn show_memory(&self, devices: &[MemoryDevice]) {
         for device in devices {
             self.hot_plug.add_memory(*device);
         }
-        Ok(())
     }
 
     /// What virtio devices use of the host.
@@ -345,7 +351,9 @@ impl Machine {
     /// host go on with what they were told.
     pub fn pause(&self) {
         self.threads.pause();
-        self.workers().iter().for_each(|workers| workers.hold());
+        let workers = self.workers();
+        workers.iter().for_each(|workers| workers.call());
+        workers.iter().for_each(|workers| workers.hold());
     }
 
     /// Lets the guest go on.

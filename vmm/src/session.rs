@@ -363,7 +363,7 @@ impl<'a, 's> Session<'a, 's> {
 
     /// All or nothing of what is asked for.
     fn resize(&mut self, to: Resize) -> Result<(), ApiError> {
-        self.resizer.check(&to).map_err(|error| error.for_client())?;
+        self.resizer.check(self.machine, &to).map_err(|error| error.for_client())?;
         let memory = to.ram.unwrap_or_else(|| self.resizer.memory());
         // Memory does not shrink below the balloon either.
         let kept = || self.machine.balloon().map(|balloon| balloon.wanted()).filter(|_| to.ram.is_some());

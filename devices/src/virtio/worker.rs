@@ -153,7 +153,7 @@ impl Crew {
         *self.at_release.lock().unwrap_or_else(PoisonError::into_inner) = Some(act);
     }
 
-    fn call(&self) {
+    fn wake(&self) {
         self.members().bells.values().flatten().for_each(|bell| bell.ring());
     }
 
@@ -168,7 +168,7 @@ impl Crew {
     /// Lets them go on after [`Crew::rest`], and look at everything that may have come meanwhile.
     pub fn work(&self) {
         self.gate.open(Reason::BusMaster);
-        self.call();
+        self.wake();
     }
 
     /// Calls all of them to the gate and waits until they are there, at most for `limit`. Whether they are.
@@ -178,7 +178,7 @@ impl Crew {
             if limit.is_some_and(|limit| since.elapsed() > limit) {
                 return false;
             }
-            self.call();
+            self.wake();
             std::thread::sleep(CALL);
         }
         true
@@ -191,13 +191,18 @@ impl Workers for Crew {
         self.gather(None);
     }
 
+    fn call(&self) {
+        self.gate.close(Reason::Pause);
+        self.wake();
+    }
+
     fn release(&self) {
         self.gate.open(Reason::Pause);
         if let Some(act) = self.at_release.lock().unwrap_or_else(PoisonError::into_inner).take() {
             act();
         }
         // What came meanwhile rang for nobody.
-        self.call();
+        self.wake();
     }
 }
 
@@ -296,6 +301,33 @@ mod tests {
         drop(late);
         crew.hold();
         crew.release();
+    }
+
+    #[test]
+    fn workers_of_many_functions_come_to_rest_together() {
+        let crews: Vec<_> = (0..20).map(|_| Arc::new(Crew::default())).collect();
+        let slow = |crew: &Arc<Crew>| {
+            let bell = Arc::new(Bell::new().unwrap());
+            let inside = bell.clone();
+            Worker::start("test".into(), crew, vec![bell], move |stop| {
+                loop {
+                    if stop.held() {
+                        // Such as a process that serves the device and is slow to give its rings back.
+                        std::thread::sleep(Duration::from_millis(200));
+                    }
+                    if !inside.wait(stop) {
+                        return;
+                    }
+                }
+            })
+            .unwrap()
+        };
+        let workers: Vec<_> = crews.iter().map(slow).collect();
+        let since = Instant::now();
+        crews.iter().for_each(|crew| crew.call());
+        crews.iter().for_each(|crew| crew.hold());
+        assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+        drop(workers);
     }
 
     #[test]

@@ -1,14 +1,19 @@
-//! Makes memory that comes: reserved, from the host node that is meant, touched and mapped for host functions if need be.
+//! Makes memory that comes: reserved, from the host node that is meant, touched and mapped for host functions if need be. Then
+//! tells processes that serve devices.
 
 use std::sync::Arc;
 
 use arch::memory_map::Range;
 use devices::acpi::MemoryDevice;
+use devices::complaints::chain;
 use devices::vfio::Domain;
+use devices::virtio::vhost_user::Server;
+use pci::topology::Name;
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
 
-use crate::groundwork::{GroundworkError, Lay, Work, threads};
+use crate::groundwork::{GroundworkError, Lay, Preparation, Work, threads};
 use crate::machine::MachineError;
 use crate::memory::{self, Backing};
 use crate::numa::{Binding, GuestNuma};
@@ -55,6 +60,46 @@ impl Growth {
         };
         lay.run(work)?;
         Ok(memory)
+    }
+}
+
+/// A thread that tells servers of devices of memory that came. Dropping it waits for a conversation that goes on, 2 s at most.
+pub(super) struct Telling {
+    /// Ends before the thread is waited for.
+    _wanted: Arc<()>,
+    thread: Preparation<()>,
+}
+
+impl Telling {
+    /// Tells `servers` that RAM is `memory` from now on; `done` becomes readable at the end. One that does not follow is done with:
+    /// its device gives up, and the guest goes on.
+    pub fn start(
+        servers: Vec<(Name, Arc<Server>)>,
+        memory: GuestMemoryMmap,
+        done: Arc<EventFd>,
+    ) -> Result<Self, GroundworkError> {
+        let wanted = Arc::new(());
+        let theirs = Arc::downgrade(&wanted);
+        let thread = Preparation::start_with(Work::new(false, 0), done, move |_| {
+            for (name, server) in servers {
+                let wanted = theirs.clone();
+                if let Err(error) = server.memory_grew(&memory, move || wanted.strong_count() == 0) {
+                    log::error!("{name}: its server does not take memory that came: {}", chain(&error));
+                }
+            }
+            Ok(())
+        })?;
+        Ok(Self { _wanted: wanted, thread })
+    }
+
+    /// Whether all were told.
+    pub fn is_done(&self) -> bool {
+        self.thread.is_done()
+    }
+
+    /// Waits for the end.
+    pub fn finish(self) -> Result<(), GroundworkError> {
+        self.thread.finish()
     }
 }
 

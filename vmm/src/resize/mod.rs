@@ -20,14 +20,14 @@ use arch::memory_map::Range;
 use devices::acpi::MemoryDevice;
 use devices::complaints::chain;
 use devices::virtio::mem::MemControl;
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 
 pub use growth::bindings;
-use growth::{Growth, GrowthError};
+use growth::{Growth, GrowthError, Telling};
 pub use room::{BLOCK, Extent, Room, region_count, share_out};
 pub use step::ResizeError;
-use step::{Step, step};
+use step::{Regions, Step, step};
 
 use crate::groundwork::{self, Preparation};
 use crate::machine::Machine;
@@ -51,6 +51,23 @@ impl Coming {
     }
 }
 
+/// How far memory is that comes.
+enum Stage {
+    /// It is being made.
+    Making(Preparation<GuestMemoryMmap>),
+    /// Servers of devices are being told of it.
+    Telling(Telling),
+}
+
+impl Stage {
+    fn is_done(&self) -> bool {
+        match self {
+            Self::Making(preparation) => preparation.is_done(),
+            Self::Telling(telling) => telling.is_done(),
+        }
+    }
+}
+
 /// One machine's changes.
 pub struct Resizer {
     room: Room,
@@ -63,7 +80,7 @@ pub struct Resizer {
     /// Memory that is still to be prepared.
     waiting: VecDeque<Vec<MemoryDevice>>,
     /// Memory that a thread prepares; one at a time.
-    growing: Option<(Coming, Preparation<GuestMemoryMmap>)>,
+    growing: Option<(Coming, Stage)>,
     /// The regions of blocks.
     blocks: Vec<Arc<MemControl>>,
     /// What the guest had of them when it was last told.
@@ -106,9 +123,30 @@ impl Resizer {
         })
     }
 
-    /// Whether `to` can be, with the reason if not.
-    pub fn check(&self, to: &Resize) -> Result<(), ResizeError> {
-        step(&self.room, &self.extent, to).map(drop)
+    /// Whether `machine` can become `to`, with the reason if not.
+    pub fn check(&self, machine: &Machine, to: &Resize) -> Result<(), ResizeError> {
+        let most = machine.backends().servers().into_iter().map(|(name, server)| Regions {
+            device: name.to_string(),
+            has: machine.ram().num_regions(),
+            most: server.most_regions(),
+        });
+        self.decide(to, most.min_by_key(|regions| regions.most).as_ref()).map(drop)
+    }
+
+    /// Decides the change to `to`, while servers of devices map all `regions` of RAM.
+    fn decide(&self, to: &Resize, regions: Option<&Regions>) -> Result<Step, ResizeError> {
+        let step = step(&self.room, &self.extent, to)?;
+        let blocks = step.blocks.iter().flatten().zip(&self.blocks).enumerate();
+        let blocks = blocks.filter(|(index, (wanted, control))| self.room.usable(*index, **wanted) > control.sizes().usable);
+        let coming = step.memory.len() + blocks.count();
+        let promised = self.waiting.iter().map(Vec::len).sum::<usize>()
+            + self.growing.as_ref().map_or(0, |(coming, _)| coming.devices().len());
+        match regions {
+            Some(Regions { device, has, most }) if coming > 0 && has + promised + coming > *most => {
+                Err(ResizeError::Regions { device: device.clone(), most: *most })
+            }
+            _ => Ok(step),
+        }
     }
 
     /// Changes `machine`, or promises it. All or nothing of what is asked for is done.
@@ -155,8 +193,11 @@ impl Resizer {
         machine.take_ejected();
         let _ = self.done.read();
         let mut changed = false;
-        if let Some((coming, preparation)) = self.growing.take_if(|(_, preparation)| preparation.is_done()) {
-            changed = self.finish(machine, &coming, preparation.finish().map_err(GrowthError::from));
+        if let Some((coming, stage)) = self.growing.take_if(|(_, stage)| stage.is_done()) {
+            changed = match stage {
+                Stage::Making(preparation) => self.put(machine, coming, preparation.finish().map_err(GrowthError::from)),
+                Stage::Telling(telling) => self.finish(machine, &coming, telling.finish().map_err(GrowthError::from)),
+            };
         }
         let plugged = self.plugged();
         changed | (std::mem::replace(&mut self.plugged, plugged) != plugged)
@@ -179,7 +220,7 @@ impl Resizer {
         };
         match Preparation::start_with(growth.work(), Arc::clone(&self.done), move |work| growth.run(work)) {
             Ok(preparation) => {
-                self.growing = Some((coming, preparation));
+                self.growing = Some((coming, Stage::Making(preparation)));
                 false
             }
             Err(error) => self.finish(machine, &coming, Err(error.into())),
@@ -203,16 +244,31 @@ impl Resizer {
         more.collect()
     }
 
-    fn finish(&mut self, machine: &mut Machine, coming: &Coming, made: Result<GuestMemoryMmap, GrowthError>) -> bool {
-        let told: &[MemoryDevice] = if let Coming::Devices(devices) = coming { devices } else { &[] };
-        let added =
-            made.and_then(|memory| machine.add_memory(&memory, told).map_err(|error| GrowthError::Machine(Box::new(error))));
+    /// Makes memory that was made part of RAM. Servers of devices are told of it before the guest is, by a thread: each may take as
+    /// long as it likes. Says as [`Resizer::follow`].
+    fn put(&mut self, machine: &mut Machine, coming: Coming, made: Result<GuestMemoryMmap, GrowthError>) -> bool {
+        let added = made.and_then(|memory| machine.add_memory(&memory).map_err(|error| GrowthError::Machine(Box::new(error))));
+        let servers = machine.backends().servers();
+        if added.is_err() || servers.is_empty() {
+            return self.finish(machine, &coming, added);
+        }
+        match Telling::start(servers, machine.ram(), Arc::clone(&self.done)) {
+            Ok(telling) => {
+                self.growing = Some((coming, Stage::Telling(telling)));
+                false
+            }
+            Err(error) => self.finish(machine, &coming, Err(error.into())),
+        }
+    }
+
+    /// Tells the guest of memory that it has now, or takes the promise back. Says as [`Resizer::follow`].
+    fn finish(&mut self, machine: &mut Machine, coming: &Coming, added: Result<(), GrowthError>) -> bool {
         if let Err(error) = &added {
             let bytes = Size(coming.devices().iter().map(|device| device.len).sum());
             log::error!("cannot add {bytes} of memory: {}", chain(error));
         }
         match (coming, &added) {
-            (Coming::Devices(_), Ok(())) => {}
+            (Coming::Devices(devices), Ok(())) => machine.show_memory(devices),
             (Coming::Devices(devices), Err(_)) => self.extent.memory.retain(|device| !devices.contains(device)),
             (Coming::Blocks(devices), Ok(())) => {
                 for device in devices {
@@ -250,7 +306,8 @@ impl Resizer {
     /// How far memory is that is being prepared, if that takes long.
     #[must_use]
     pub fn progress(&self) -> Option<Progress> {
-        self.growing.as_ref().map(|(_, preparation)| preparation.progress()).filter(|progress| progress.total > 0)
+        let Some((_, Stage::Making(preparation))) = &self.growing else { return None };
+        Some(preparation.progress()).filter(|progress| progress.total > 0)
     }
 
     /// Processors and memory, with what was promised.
@@ -293,6 +350,8 @@ impl AsRawFd for Resizer {
 mod tests {
     use super::*;
 
+    const GIB: u64 = 1 << 30;
+
     #[test]
     fn a_change_is_settled_when_memory_has_come_and_processors_have_gone() {
         let config =
@@ -308,5 +367,21 @@ mod tests {
         resizer.extent.memory.push(device);
         resizer.waiting.push_back(vec![device]);
         assert!(!resizer.is_settled(&[0].into()), "memory is promised");
+    }
+
+    #[test]
+    fn memory_does_not_grow_beyond_what_servers_of_devices_map() {
+        let config = VmConfig { memory: "1G,hotplug=4G".parse().unwrap(), ..VmConfig::default() };
+        let hot_plug = [Range::sized(16 * GIB, 4 * GIB)];
+        let mut resizer = Resizer::new(&config, None, &hot_plug, Extent::at_start(&config), Vec::new()).unwrap();
+        let to = |ram| Resize { ram: Some(ram), ..Resize::default() };
+        let regions = |has| Regions { device: "fs0".into(), has, most: 8 };
+        assert!(resizer.decide(&to(2 * GIB), None).is_ok());
+        assert!(resizer.decide(&to(2 * GIB), Some(&regions(7))).is_ok());
+        let refused = resizer.decide(&to(2 * GIB), Some(&regions(8))).unwrap_err().to_string();
+        assert!(refused.contains("the server of fs0 maps at most 8 regions"), "{refused}");
+        assert!(resizer.decide(&to(GIB), Some(&regions(8))).is_ok(), "nothing comes");
+        resizer.waiting.push_back(vec![MemoryDevice { base: 16 * GIB, len: GIB, node: 0 }]);
+        assert!(resizer.decide(&to(2 * GIB), Some(&regions(7))).is_err(), "one was promised");
     }
 }

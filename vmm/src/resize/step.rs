@@ -24,6 +24,17 @@ pub(super) struct Step {
     pub blocks: Option<Vec<u64>>,
 }
 
+/// Parts of RAM, which the process that serves a device maps one by one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Regions {
+    /// The device whose server takes the fewest.
+    pub device: String,
+    /// How many there are.
+    pub has: usize,
+    /// How many it takes.
+    pub most: usize,
+}
+
 /// Decides the change from `extent` to `to`.
 pub(super) fn step(room: &Room, extent: &Extent, to: &Resize) -> Result<Step, ResizeError> {
     let mut step = Step::default();
@@ -103,6 +114,14 @@ pub enum ResizeError {
         "memory came {MEMORY_DEVICES} times already, the most that this machine can tell its guest; reboot it with more memory"
     )]
     Devices,
+    /// Too often for a server.
+    #[error("the server of {device} maps at most {most} regions of memory, and more would be there; reboot with more memory")]
+    Regions {
+        /// The device.
+        device: String,
+        /// How many it takes.
+        most: usize,
+    },
     /// A processor.
     #[error("processor {number} cannot be added")]
     Machine {

@@ -8,14 +8,15 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use thiserror::Error;
 use vhost::vhost_user::message::{
-    VHOST_USER_CONFIG_OFFSET, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
+    MAX_ATTACHED_FD_ENTRIES, VHOST_USER_CONFIG_OFFSET, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+    VhostUserVirtioFeatures,
 };
 use vhost::vhost_user::{Frontend, FrontendReqHandler, HandlerResult, VhostUserFrontend, VhostUserFrontendReqHandler};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -37,7 +38,10 @@ const SLICE: Duration = Duration::from_millis(100);
 const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::REPLY_ACK)
     .union(VhostUserProtocolFeatures::CONFIG)
-    .union(VhostUserProtocolFeatures::BACKEND_REQ);
+    .union(VhostUserProtocolFeatures::BACKEND_REQ)
+    .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
+/// Regions of memory that each server takes, all in one message (QEMU: docs/interop/vhost-user.rst, memory regions description).
+const REGIONS: usize = 8;
 
 /// What servers ask for on a channel of their own.
 struct Requests {
@@ -81,6 +85,10 @@ pub struct Connection {
     protocol: VhostUserProtocolFeatures,
     requests: Option<Requests>,
     most_queues: u64,
+    /// Most regions of memory that the server says it can map.
+    most_regions: usize,
+    /// Guest addresses of those that it was told of; changed while the conversation is held.
+    told: Mutex<Vec<u64>>,
     /// The server has rings; changed while the conversation is held.
     started: AtomicBool,
 }
@@ -97,6 +105,7 @@ impl Connection {
         let features = frontend.get_features().map_err(refused)?;
         let mut protocol = VhostUserProtocolFeatures::empty();
         let mut most_queues = u64::from(queues);
+        let mut most_regions = REGIONS;
         let mut requests = None;
         if features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0 {
             // What is unknown here is not taken (case G7).
@@ -111,6 +120,9 @@ impl Connection {
             }
             if protocol.contains(VhostUserProtocolFeatures::MQ) {
                 most_queues = frontend.get_queue_num().map_err(refused)?;
+            }
+            if protocol.contains(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS) {
+                most_regions = usize::try_from(frontend.get_max_mem_slots().map_err(refused)?).unwrap_or(usize::MAX);
             }
             if protocol.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
                 let answers = protocol.contains(VhostUserProtocolFeatures::REPLY_ACK);
@@ -131,6 +143,8 @@ impl Connection {
             protocol,
             requests,
             most_queues,
+            most_regions,
+            told: Mutex::default(),
             started: AtomicBool::new(false),
         })
     }
@@ -151,6 +165,12 @@ impl Connection {
     #[must_use]
     pub const fn most_queues(&self) -> u64 {
         self.most_queues
+    }
+
+    /// Most regions of memory that the server says it can map.
+    #[must_use]
+    pub const fn most_regions(&self) -> usize {
+        self.most_regions
     }
 
     /// Whether the other side has not hung up.
@@ -201,14 +221,13 @@ impl Connection {
         unwanted: impl Fn() -> bool + Send + 'static,
     ) -> Result<(), ConnectionError> {
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
-        let size: u64 = memory.memory().iter().map(GuestMemoryRegion::len).sum();
-        let longest = START + START_PER_GIB * u32::try_from(size >> 30).unwrap_or(u32::MAX);
-        let _deadline = Deadline::within(&self.socket, longest, unwanted).map_err(ConnectionError::Descriptor)?;
+        let _deadline =
+            Deadline::within(&self.socket, longest(&memory.memory()), unwanted).map_err(ConnectionError::Descriptor)?;
         let mut frontend = self.frontend();
         let memory: &GuestMemoryMmap = &memory.memory();
         let kept = self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         frontend.set_features(features & self.features | kept).map_err(refused)?;
-        frontend.set_mem_table(&regions(memory)?).map_err(refused)?;
+        self.tell_of(&mut frontend, memory)?;
         self.started.store(true, Ordering::Relaxed);
         for (ring, call) in rings.iter().zip(calls) {
             let (index, queue) = (ring.index(), ring.queue());
@@ -258,16 +277,68 @@ impl Connection {
     }
 
     /// Tells a server that has rings of memory that came; others learn of it when they get theirs. Memory that was there
-    /// stays.
-    pub fn memory_grew(&self, memory: &GuestMemoryMmap) -> Result<(), ConnectionError> {
-        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
-        let frontend = self.frontend();
+    /// stays. Takes as long as the server needs to map it, or until it is `unwanted`: then it is not told, or gone.
+    pub fn memory_grew(
+        &self,
+        memory: &GuestMemoryMmap,
+        unwanted: impl Fn() -> bool + Clone + Send + 'static,
+    ) -> Result<(), ConnectionError> {
+        // It may be getting its rings, which takes as long.
+        let mut frontend = loop {
+            match self.frontend.try_lock() {
+                Ok(frontend) => break frontend,
+                Err(TryLockError::Poisoned(frontend)) => break frontend.into_inner(),
+                Err(TryLockError::WouldBlock) if unwanted() => return Ok(()),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(SLICE),
+            }
+        };
         if !self.started.load(Ordering::Relaxed) {
             return Ok(());
         }
+        let _deadline = Deadline::within(&self.socket, longest(memory), unwanted).map_err(ConnectionError::Descriptor)?;
+        let told = if self.has_slots() { self.tell_of_more(&mut frontend, memory) } else { self.tell_of(&mut frontend, memory) };
+        told.inspect_err(|_| self.close())
+    }
+
+    fn has_slots(&self) -> bool {
+        self.protocol.contains(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    }
+
+    /// Tells of all memory, in place of what the server was told of before.
+    fn tell_of(&self, frontend: &mut Frontend, memory: &GuestMemoryMmap) -> Result<(), ConnectionError> {
+        let all = regions(memory)?;
+        // Many servers take more than they have to, and none says so.
+        let (one_message, most) =
+            if self.has_slots() { (REGIONS, self.most_regions) } else { (MAX_ATTACHED_FD_ENTRIES, MAX_ATTACHED_FD_ENTRIES) };
+        if all.len() > most {
+            return Err(ConnectionError::Regions { path: self.path.clone(), regions: all.len(), most });
+        }
+        let first = all.get(..one_message).unwrap_or(&all);
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
-        let told = regions(memory).and_then(|regions| frontend.set_mem_table(&regions).map_err(refused));
-        told.map(drop).inspect_err(|_| self.close())
+        frontend.set_mem_table(first).map_err(refused)?;
+        *self.told() = first.iter().map(|region| region.guest_phys_addr).collect();
+        self.tell_of_more(frontend, memory)
+    }
+
+    /// Tells of each region of which the server was not told.
+    fn tell_of_more(&self, frontend: &mut Frontend, memory: &GuestMemoryMmap) -> Result<(), ConnectionError> {
+        let (all, mut told) = (regions(memory)?, self.told());
+        if all.len() > self.most_regions && all.len() > told.len() {
+            return Err(ConnectionError::Regions { path: self.path.clone(), regions: all.len(), most: self.most_regions });
+        }
+        for region in &all {
+            if told.contains(&region.guest_phys_addr) {
+                continue;
+            }
+            let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
+            frontend.add_mem_region(region).map_err(refused)?;
+            told.push(region.guest_phys_addr);
+        }
+        Ok(())
+    }
+
+    fn told(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes rings back: when this returns, the server touches them no more, or is gone. Where each goes on in its available
@@ -345,6 +416,12 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(socket)
 }
 
+/// The longest that a server may take to map `memory`.
+fn longest(memory: &GuestMemoryMmap) -> Duration {
+    let size: u64 = memory.iter().map(GuestMemoryRegion::len).sum();
+    START + START_PER_GIB * u32::try_from(size >> 30).unwrap_or(u32::MAX)
+}
+
 fn regions(memory: &GuestMemoryMmap) -> Result<Vec<VhostUserMemoryRegionInfo>, ConnectionError> {
     let regions = memory.iter().map(VhostUserMemoryRegionInfo::from_guest_region);
     regions.collect::<Result<_, _>>().map_err(|_| ConnectionError::Private)
@@ -388,6 +465,16 @@ pub enum ConnectionError {
         wanted: u16,
         /// There.
         most: u64,
+    },
+    /// RAM in too many parts.
+    #[error("the server at {} maps at most {most} regions of memory, and there are {regions}", path.display())]
+    Regions {
+        /// The socket.
+        path: PathBuf,
+        /// Of RAM.
+        regions: usize,
+        /// At most.
+        most: usize,
     },
     /// RAM that nobody else can map.
     #[error("a device that another process serves needs shared memory: give --memory shared=on")]

@@ -94,9 +94,19 @@ impl Server {
     }
 
     /// Tells a server that has rings of memory that came; others learn of it when they get theirs. Memory that was there
-    /// stays. A server that does not follow is done with.
-    pub fn memory_grew(&self, memory: &GuestMemoryMmap) -> Result<(), ConnectionError> {
-        self.current().memory_grew(memory)
+    /// stays. A server that does not follow is done with. Takes as long as the server needs, or until it is `unwanted`.
+    pub fn memory_grew(
+        &self,
+        memory: &GuestMemoryMmap,
+        unwanted: impl Fn() -> bool + Clone + Send + 'static,
+    ) -> Result<(), ConnectionError> {
+        self.current().memory_grew(memory, unwanted)
+    }
+
+    /// Most regions of memory that it says it can map.
+    #[must_use]
+    pub fn most_regions(&self) -> usize {
+        self.current().most_regions()
     }
 }
 

@@ -17,6 +17,7 @@ const MQ: u64 = 1;
 const REPLY_ACK: u64 = 8;
 const CONFIG: u64 = 1 << 9;
 const BACKEND_REQ: u64 = 1 << 5;
+const SLOTS: u64 = 1 << 15;
 /// One that nobody knows.
 const UNKNOWN: u64 = 1 << 40;
 
@@ -89,6 +90,8 @@ fn serve_in(directory: tempfile::TempDir, manners: Manners) -> Process {
                 15 => Some(number(manners.protocol)),
                 17 => Some(number(manners.queues)),
                 11 => Some(body),
+                // As many regions of memory as queues.
+                36 => Some(number(manners.queues)),
                 24 => {
                     readings += u8::from(manners.changes || readings == 6);
                     Some([&body[..12], &[readings; 60]].concat())
@@ -246,7 +249,7 @@ fn a_server_that_has_rings_hears_of_memory_that_came() {
     let server = serve(GOOD);
     let connection = server.meet(&folder()).unwrap();
     let mut memory = shared_memory();
-    connection.memory_grew(&memory).unwrap();
+    connection.memory_grew(&memory, || false).unwrap();
     let remote = Remote::new("test", &folder(), Arc::clone(&connection)).unwrap();
     let mut driver = Driver::with_memory(remote, memory.clone());
     driver.set_up(u64::MAX);
@@ -255,9 +258,9 @@ fn a_server_that_has_rings_hears_of_memory_that_came() {
     file.set_len(RAM as u64).unwrap();
     let region = MmapRegion::from_file(FileOffset::new(file, 0), RAM).unwrap();
     memory = memory.insert_region(Arc::new(GuestRegionMmap::new(region, GuestAddress(1 << 32)).unwrap())).unwrap();
-    connection.memory_grew(&memory).unwrap();
+    connection.memory_grew(&memory, || false).unwrap();
     driver.write(0x14, &[0]);
-    connection.memory_grew(&memory).unwrap();
+    connection.memory_grew(&memory, || false).unwrap();
     drop((driver, connection));
     let tables = server.end().into_iter().filter(|(request, _)| *request == 5);
     assert_eq!(tables.map(|(_, regions)| regions & 0xFF).collect::<Vec<_>>(), [1, 2], "regions of each table");
@@ -471,4 +474,46 @@ fn a_server_may_take_its_time_to_map_memory_as_long_as_the_device_is_wanted() {
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}: a reset does not wait for it", start.elapsed());
     drop(driver);
     server.end();
+}
+
+/// Memory of `count` regions, all shared.
+fn memory_in_parts(count: u64) -> GuestMemoryMmap {
+    let parts = (0..count).map(|n| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(RAM as u64).unwrap();
+        (GuestAddress(n << 32), RAM, Some(FileOffset::new(file, 0)))
+    });
+    GuestMemoryMmap::from_ranges_with_files(parts.collect::<Vec<_>>()).unwrap()
+}
+
+#[test]
+fn a_server_with_slots_for_memory_hears_of_more_regions_than_one_message_has() {
+    let server = serve(Manners { protocol: GOOD.protocol | SLOTS, queues: 10, ..GOOD });
+    let connection = server.meet(&folder()).unwrap();
+    assert_eq!(connection.most_regions(), 10);
+    let remote = Remote::new("test", &folder(), Arc::clone(&connection)).unwrap();
+    let mut driver = Driver::with_memory(remote, memory_in_parts(9));
+    driver.set_up(u64::MAX);
+    driver.wait("the server to have its rings", |driver| driver.sent().contains(&0x42));
+    connection.memory_grew(&memory_in_parts(10), || false).unwrap();
+    let error = connection.memory_grew(&memory_in_parts(11), || false).unwrap_err().to_string();
+    assert!(error.contains("at most 10 regions of memory, and there are 11"), "{error}");
+    driver.write(0x14, &[0]);
+    drop((driver, connection));
+    let told = server.end().into_iter().filter(|(request, _)| [5, 37].contains(request));
+    assert_eq!(told.map(|(request, value)| (request, value & 0xFF)).collect::<Vec<_>>(), [(5, 8), (37, 0), (37, 0)]);
+}
+
+#[test]
+fn a_server_that_says_nothing_hears_of_memory_until_it_is_not_wanted() {
+    let server = serve(Manners { slow: Duration::from_secs(60), ..GOOD });
+    let connection = server.meet(&folder()).unwrap();
+    let remote = Remote::new("test", &folder(), Arc::clone(&connection)).unwrap();
+    let mut driver = Driver::with_memory(remote, shared_memory());
+    driver.set_up(u64::MAX);
+    driver.wait("the server to be told of memory", |_| server.requests.try_iter().any(|(request, _)| request == 5));
+    let since = Instant::now();
+    connection.memory_grew(&memory_in_parts(2), || true).unwrap();
+    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+    driver.write(0x14, &[0]);
 }
