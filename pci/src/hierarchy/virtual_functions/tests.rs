@@ -245,8 +245,8 @@ fn a_place_where_the_bar_cannot_have_been_is_not_taken_back() {
         rig.tree.restore(&mut Reader::new(bytes, "tree"), &mut rig.effects)
     };
     assert_eq!(restored(&bytes), Ok(()));
-    // The last is a place: number of the register, then eight bytes of address.
-    for (from_end, value, part) in [(9, 5, "of this function"), (9, 9, "of this function"), (8, 1, "can have")] {
+    // The last is a place: number of the register, eight bytes of address, whether it is reachable.
+    for (from_end, value, part) in [(10, 5, "of this function"), (10, 9, "of this function"), (9, 1, "can have")] {
         let mut other = bytes.clone();
         let at = other.len() - from_end;
         other[at] = value;
