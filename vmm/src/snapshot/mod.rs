@@ -11,7 +11,7 @@
 //! | what is in `state` around the machine's own? | [`state`] |
 //! | which pages are written, and how does RAM come back? | [`memory`] |
 //! | how are devices written that came while the guest ran? | [`devices`] |
-//! | in which order are files made, and who removes them? | [`write`] |
+//! | in which order are files made, and who removes them? | [`mod@write`] |
 //! | what is checked before a machine is made? | [`read`] |
 
 pub mod devices;
