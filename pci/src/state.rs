@@ -127,10 +127,20 @@ impl<'a> Reader<'a> {
     /// A number of things that must be as many as there are here.
     pub fn same_count(&mut self, what: &'static str, here: usize) -> Result<(), StateError> {
         let saved = self.u32()?;
-        if usize::try_from(saved) == Ok(here) {
+        self.compare(what, saved.into(), here as u64)
+    }
+
+    /// A size that must be as it is here, 64 bits.
+    pub fn same(&mut self, what: &'static str, here: u64) -> Result<(), StateError> {
+        let saved = self.u64()?;
+        self.compare(what, saved, here)
+    }
+
+    fn compare(&self, what: &'static str, saved: u64, here: u64) -> Result<(), StateError> {
+        if saved == here {
             return Ok(());
         }
-        Err(StateError::Other { section: self.section.clone(), what, saved: saved.into(), here: here as u64 })
+        Err(StateError::Other { section: self.section.clone(), what, saved, here })
     }
 
     /// Bytes with their number.

@@ -334,3 +334,88 @@ fn a_folder_that_is_no_snapshot_is_refused_and_the_process_goes_on() {
     assert_eq!(found, 405, "{reply}");
     goes_on(server, rounds, 1);
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_device_that_left_by_a_reset_is_forgotten_and_another_of_its_name_is_saved() {
+    // A guest that answers no request for a removal.
+    let guest = Guest::new("echo").with(&["--memory", "64M", "--pcie", "root-ports=2,removal=orderly"]);
+    let mut server = Server::run(&guest);
+    server.process.expect("ready");
+    let (status, reply) = server.add("stub,id=a,bar0=1M:mem32");
+    assert_eq!(status, 200, "{reply}");
+    server.expect("PUT vm.remove-device", r#"{"id":"a"}"#, 204);
+    server.expect("PUT vm.reboot", "", 204);
+    let info = server.expect("GET vm.info", "", 200);
+    assert!(!info.contains(r#""id":"a""#), "{info}");
+    server.process.expect("ready");
+    let (status, reply) = server.add("stub,id=a,bar0=4K:mem32,msix=2");
+    assert_eq!(status, 200, "{reply}");
+    let info = server.expect("GET vm.info", "", 200);
+    let folder = tempfile::tempdir().unwrap();
+    server.expect("PUT vm.pause", "", 204);
+    server.expect("PUT vm.snapshot", &url("destination", folder.path()), 204);
+    server.expect("PUT vmm.shutdown", "", 204);
+    let restored = restore(folder.path()).expect("GET vm.info", "", 200);
+    assert_eq!(restored.replace("Paused", "Running").replace("paused", "running"), info);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_disk_of_another_size_is_refused_since_the_driver_would_not_learn_of_it() {
+    let (server, folder) = keep(&["--memory", "64M", "--device", STUB], 1);
+    let (saved, rounds) = save(server, &folder, 1);
+    let disk = File::options().write(true).open(folder.path().join("disk")).unwrap();
+    for len in [512, 2 << 20] {
+        disk.set_len(len).unwrap();
+        let server = Server::empty();
+        let reply = server.expect("PUT vm.restore", &url("source", &saved), 400);
+        assert!(reply.contains(&format!("2048 sectors, but the machine has {}", len / 512)), "{reply}");
+    }
+    disk.set_len(1 << 20).unwrap();
+    // Of what was cut off nothing is read again.
+    goes_on(restore(&saved), rounds, 1);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_machine_without_a_device_of_its_start_comes_back_before_and_after_a_reset() {
+    let mut server = Server::run(&Guest::new("echo").devices(&["stub,id=gone,on=port0", "stub,id=stays,on=port1"]).with(&[
+        "--memory",
+        "64M",
+        "--pcie",
+        "root-ports=2",
+    ]));
+    server.process.expect("ready");
+    server.expect("PUT vm.remove-device", r#"{"id":"gone"}"#, 204);
+    server.until("PUT vm.remove-device", r#"{"id":"gone"}"#, 404);
+    let folder = tempfile::tempdir().unwrap();
+    for turn in ["removed", "reset", "restored"] {
+        if turn == "reset" {
+            server.expect("PUT vm.resume", "", 204);
+            server.expect("PUT vm.reboot", "", 204);
+            server.process.expect("ready");
+        }
+        server.expect("PUT vm.pause", "", 204);
+        let (saved, devices) = (folder.path().join(turn), server.devices());
+        fs::create_dir(&saved).unwrap();
+        // A removal is over when the guest, which looks at no slot, has had its time.
+        server.until("PUT vm.snapshot", &url("destination", &saved), 204);
+        let restored = restore(&saved);
+        assert_eq!(restored.devices(), devices, "{turn}");
+        if turn == "reset" {
+            server = restored;
+        }
+    }
+    // Another one of its name is another one.
+    server.expect("PUT vm.resume", "", 204);
+    let (status, reply) = server.add("stub,id=gone,bar0=4K:mem32,on=port0");
+    assert_eq!(status, 200, "{reply}");
+    let info = server.expect("GET vm.info", "", 200);
+    let saved = folder.path().join("again");
+    fs::create_dir(&saved).unwrap();
+    server.expect("PUT vm.pause", "", 204);
+    server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
+    let restored = restore(&saved).expect("GET vm.info", "", 200);
+    assert_eq!(restored.replace("Paused", "Running").replace("paused", "running"), info);
+}

@@ -93,14 +93,16 @@ fn when_the_server_of_a_disk_dies_the_machine_goes_on_and_after_a_reset_the_next
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_server_that_says_nothing_holds_up_its_own_device_and_nothing_else() {
-    let (folder, socket) = folder();
-    let _server = VhostUser::start(&socket, Serves::Disk(SECTORS), Manners { silent: true, ..Manners::default() });
+    let (folder, disk) = folder();
+    let (net, fs) = (folder.path().join("net"), folder.path().join("fs"));
+    let silent = Manners { silent: true, ..Manners::default() };
+    let _servers = [&disk, &net, &fs].map(|socket| VhostUser::start(socket, Serves::Disk(SECTORS), silent));
     let machine = running();
     let path = machine.socket();
     let bodies = [
-        ("PUT vm.add-disk", format!(r#"{{"vhost_user":true,"vhost_socket":"{}"}}"#, socket.display())),
-        ("PUT vm.add-net", format!(r#"{{"vhost_user":true,"vhost_socket":"{}","vhost_mode":"Client"}}"#, socket.display())),
-        ("PUT vm.add-fs", format!(r#"{{"socket":"{}","tag":"home"}}"#, socket.display())),
+        ("PUT vm.add-disk", format!(r#"{{"vhost_user":true,"vhost_socket":"{}"}}"#, disk.display())),
+        ("PUT vm.add-net", format!(r#"{{"vhost_user":true,"vhost_socket":"{}","vhost_mode":"Client"}}"#, net.display())),
+        ("PUT vm.add-fs", format!(r#"{{"socket":"{}","tag":"home"}}"#, fs.display())),
     ];
     let adds: Vec<_> = bodies
         .into_iter()
@@ -192,6 +194,27 @@ fn memory_that_a_server_cannot_map_is_refused_whenever_the_device_comes() {
     machine.expect("PUT vm.boot", "", 204);
     let refused = machine.expect("PUT vm.add-disk", &body, 400);
     assert!(refused.contains("--memory shared=on"), "{refused}");
+    machine.expect("PUT vmm.shutdown", "", 204);
+    machine.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_socket_is_refused_while_another_device_meets_the_server_behind_it() {
+    let (_folder, socket) = folder();
+    let server = VhostUser::start(&socket, Serves::Disk(SECTORS), Manners { silent: true, ..Manners::default() });
+    let machine = running();
+    let add = |id: &str| format!(r#"{{"vhost_user":true,"vhost_socket":"{}","id":"{id}"}}"#, socket.display());
+    let (path, first) = (machine.socket(), add("first"));
+    let first = thread::spawn(move || call(&path, "PUT vm.add-disk", &first));
+    server.expect(Event::Connected);
+    let refused = machine.expect("PUT vm.add-disk", &add("second"), 400);
+    assert!(refused.contains("a socket is for one of them"), "{refused}");
+    let (status, reply) = first.join().unwrap();
+    assert_eq!(status, 400, "{reply}");
+    // The first one is not on its way any more.
+    let refused = machine.expect("PUT vm.add-disk", &add("third"), 400);
+    assert!(!refused.contains("a socket is for one of them"), "{refused}");
     machine.expect("PUT vmm.shutdown", "", 204);
     machine.ends(0);
 }

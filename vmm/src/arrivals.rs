@@ -9,6 +9,7 @@ use std::thread;
 
 use api::command::{Added, Reply};
 use api::error::{ApiError, ErrorKind};
+use pci::topology::Name;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::backends::{Backend, BackendError};
@@ -19,6 +20,7 @@ const MOST: usize = 16;
 
 /// A device whose server was met, or turned out not to be one.
 pub struct Arrival {
+    number: u64,
     /// The device.
     pub device: Virtio,
     /// What its server is for it.
@@ -32,7 +34,9 @@ pub struct Arrivals {
     sender: Sender<Arrival>,
     receiver: Receiver<Arrival>,
     event: Arc<EventFd>,
-    on_their_way: usize,
+    /// Numbered, since two may be alike.
+    on_their_way: Vec<(u64, Name, Virtio)>,
+    met: u64,
 }
 
 impl Arrivals {
@@ -40,29 +44,37 @@ impl Arrivals {
     pub fn new() -> io::Result<Self> {
         let (sender, receiver) = mpsc::channel();
         let event = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
-        Ok(Self { sender, receiver, event, on_their_way: 0 })
+        Ok(Self { sender, receiver, event, on_their_way: Vec::new(), met: 0 })
+    }
+
+    /// Those whose servers have not answered, under the names that were given for them.
+    pub fn on_their_way(&self) -> impl Iterator<Item = (&Name, &Virtio)> {
+        self.on_their_way.iter().map(|(_, name, device)| (name, device))
     }
 
     /// Begins to meet the server of `device`.
     pub fn meet(&mut self, device: Virtio, reply: Reply<Added>) {
-        if self.on_their_way >= MOST {
+        if self.on_their_way.len() >= MOST {
             let why = format!("the servers of {MOST} devices have not answered yet: try again when they have");
             return reply.send(Err(ApiError::new(ErrorKind::Conflict, why)));
         }
         let (sender, event) = (self.sender.clone(), Arc::clone(&self.event));
+        let number = self.met;
+        self.met = self.met.wrapping_add(1);
         // The thread takes the reply when there is a thread.
         let (hand_over, handed_over) = mpsc::channel();
         let meet = move || {
             let Ok((device, reply)) = handed_over.recv() else { return };
             let side = Backend::open(&device);
             // Fails when the machine has ended: the reply says so when it is dropped.
-            if sender.send(Arrival { device, side, reply }).is_ok() {
+            if sender.send(Arrival { number, device, side, reply }).is_ok() {
                 let _ = event.write(1);
             }
         };
         match thread::Builder::new().name("vu-meet".into()).spawn(meet) {
             Ok(_) => {
-                self.on_their_way += 1;
+                let name = Name::from(device.id().unwrap_or("a device on its way"));
+                self.on_their_way.push((number, name, device.clone()));
                 // Fails never: the thread waits for it.
                 let _ = hand_over.send((device, reply));
             }
@@ -78,7 +90,7 @@ impl Arrivals {
         // Fails when nobody came; who comes after this is told of again.
         let _ = self.event.read();
         let arrival = self.receiver.try_recv().ok()?;
-        self.on_their_way = self.on_their_way.saturating_sub(1);
+        self.on_their_way.retain(|(number, ..)| *number != arrival.number);
         Some(arrival)
     }
 }

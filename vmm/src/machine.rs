@@ -495,8 +495,8 @@ pub enum MachineError {
     /// Devices.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
-    /// Devices that came before a reset.
-    #[error("cannot make a device that was added before the reset")]
+    /// Devices that came before a reset or a snapshot.
+    #[error("cannot make a device again that was added to the machine")]
     Added(#[from] HotPlugError),
     /// vCPUs.
     #[error(transparent)]

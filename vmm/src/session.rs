@@ -133,6 +133,8 @@ impl<'a, 's> Session<'a, 's> {
             self.hotplug.pause(Instant::now());
         }
         self.publish(phase);
+        // Of what was on its way out at a reset nothing is left.
+        self.forget();
         if let Some(reply) = self.service.starter.take() {
             reply.send(Ok(()));
         }
@@ -286,7 +288,9 @@ impl<'a, 's> Session<'a, 's> {
 
     /// Adds a device, once its server has answered if it has one.
     fn add_virtio(&mut self, device: Virtio, reply: Reply<Added>) {
-        let with = additions::beside(self.config, self.hotplug.virtio(), &device);
+        // What is on its way will use what it names, too.
+        let there = self.hotplug.virtio().chain(self.service.arrivals.on_their_way());
+        let with = additions::beside(self.config, there, &device);
         if let Err(error) = own_files::check(&with, self.service.beside) {
             return reply.send(Err(ApiError::from_error(ErrorKind::BadRequest, &error)));
         }
@@ -430,7 +434,7 @@ impl Attendant for Session<'_, '_> {
         for failure in self.hotplug.take_failures() {
             self.service.published.events().tell(failure);
         }
-        while let Some(Arrival { device, side, reply }) = self.service.arrivals.arrived() {
+        while let Some(Arrival { device, side, reply, .. }) = self.service.arrivals.arrived() {
             match side {
                 Ok(side) => self.put_virtio(device, Some(side), reply),
                 Err(error) => reply.send(Err(HotPlugError::Backend(error).for_client())),

@@ -44,7 +44,7 @@ impl Session<'_, '_> {
         let machine = devices::describe(self.config, &shown, &changes, |name| self.machine.backends().address(name))?;
         let ram = self.machine.ram();
         let state = StateFile {
-            shape: shape(self.plan),
+            shape: shape(&changes.plan(self.plan)),
             ranges: memory::regions(&ram).iter().map(|region| Range::sized(region.at, region.len)).collect(),
             extent: self.resizer.extent().clone(),
             machine: self.machine.save().map_err(SnapshotError::from)?,

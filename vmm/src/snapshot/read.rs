@@ -70,7 +70,7 @@ impl Saved {
     pub fn ground(&self, vm: Vm, blueprint: &Blueprint) -> Result<Restoring, GroundworkError> {
         devices::check(&blueprint.config, &blueprint.spec, &self.changes)?;
         devices::check_names(&blueprint.plan, &self.changes)?;
-        if state::shape(&blueprint.plan) != self.state.shape {
+        if state::shape(&self.changes.plan(&blueprint.plan)) != self.state.shape {
             return Err(SnapshotError::Shape { what: "places of devices or memory" }.into());
         }
         let room = Room::new(&blueprint.config, blueprint.spec.numa.as_ref(), &blueprint.plan.map.hot_plug);

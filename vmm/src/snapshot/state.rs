@@ -97,7 +97,8 @@ impl StateFile {
     }
 }
 
-/// Stands for everything that a plan says: two machines with the same are built alike.
+/// Stands for everything that a plan says: two machines with the same are built alike. After a reset a plan is without what has
+/// left ([`crate::changes::Changes::plan`]), so it is that one that counts, always.
 #[must_use]
 pub fn shape(plan: &MachinePlan) -> u64 {
     checksum(format!("{} {:?} {:?}", env!("CARGO_PKG_VERSION"), plan.map, plan.pci).as_bytes())

@@ -25,6 +25,7 @@ use std::time::Instant;
 
 use log::Level;
 use pci::seams::MsiPort;
+use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
@@ -149,6 +150,16 @@ impl Device for Block {
 
     fn config(&self) -> Cow<'_, [u8]> {
         Cow::Borrowed(&self.config)
+    }
+
+    fn save(&self, writer: &mut Writer) -> Result<(), StateError> {
+        writer.u64(self.disk.sectors);
+        Ok(())
+    }
+
+    /// Takes nothing: a driver does not read the capacity again, so the image must be as large as it was.
+    fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
+        reader.same("sectors", self.disk.sectors)
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
