@@ -40,6 +40,8 @@ pub enum Serves {
 pub struct Manners {
     /// Accepts, and never answers.
     pub silent: bool,
+    /// Answers nothing once it is told of memory for the second time.
+    pub overwhelmed: bool,
     /// Hangs up after so many of the driver's requests, on the first connection.
     pub dies_after: Option<u64>,
     /// Hangs up when it has told its configuration, on the first connection.
@@ -203,6 +205,7 @@ impl Conversation {
     /// Reads a message and acts on it.
     fn obey(&mut self) -> Option<bool> {
         let (request, flags, body, mut fds) = self.message()?;
+        self.manners.silent |= self.manners.overwhelmed && request == 5 && !self.regions.is_empty();
         if self.manners.silent {
             return Some(false);
         }

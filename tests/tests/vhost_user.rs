@@ -276,3 +276,34 @@ fn when_the_server_of_a_folder_dies_the_machine_goes_on() {
     machine.expect("PUT vmm.shutdown", "", 204);
     machine.ends(0);
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn servers_that_say_nothing_when_memory_comes_hold_up_no_command_and_a_pause_waits_for_them_together() {
+    let overwhelmed = Manners { overwhelmed: true, ..Manners::default() };
+    let sides: Vec<_> = (0..3)
+        .map(|_| {
+            let (folder, socket) = folder();
+            let server = VhostUser::start(&socket, Serves::Disk(SECTORS), overwhelmed);
+            (disk(&socket), server, folder)
+        })
+        .collect();
+    let disks: Vec<&str> = sides.iter().flat_map(|(disk, ..)| ["--disk", disk]).collect();
+    let guest = Guest::new("keep").with(&["--memory", "64M,hotplug=512M,shared=on", "--rng=/dev/urandom"]).with(&disks);
+    let mut machine = Server::run(&guest.devices(&["stub,id=a,bar0=64K:mem32,msix=4,dma=on"]));
+    machine.process.expect("ready");
+    let start = Instant::now();
+    machine.expect("PUT vm.resize", r#"{"desired_ram":201326592}"#, 204);
+    while start.elapsed() < Duration::from_secs(3) {
+        let asked = Instant::now();
+        machine.expect("GET vm.counters", "", 200);
+        assert!(asked.elapsed() < Duration::from_secs(1), "{:?} for an answer", asked.elapsed());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let asked = Instant::now();
+    machine.expect("PUT vm.pause", "", 204);
+    let took = asked.elapsed();
+    assert!(took > Duration::from_secs(1) && took < Duration::from_secs(4), "{took:?}: two seconds for all of them");
+    machine.expect("PUT vmm.shutdown", "", 204);
+    machine.ends(0);
+}
