@@ -76,7 +76,7 @@ impl Hierarchy {
         Ok(self.name_of(at))
     }
 
-    fn name_of(&self, id: FunctionId) -> Name {
+    pub(crate) fn name_of(&self, id: FunctionId) -> Name {
         self.nodes.get(&id).map_or_else(|| Name::from("?"), |node| node.name.clone())
     }
 }
