@@ -1,13 +1,14 @@
 //! Writes a snapshot: what is small at once, RAM by a thread of its own, which has all of it on the disk before it is done.
 //! Whatever fails, no file stays.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::info::{Progress, Step};
+use rustix::fs::{AtFlags, Mode, OFlags, open, openat, unlinkat};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -19,43 +20,67 @@ pub struct Written {
     thread: Option<Preparation<Files>>,
 }
 
-/// Files that go unless they are kept.
+/// Files in a folder that go unless they are kept. They are reached by the folder's descriptor, whatever is at its path meanwhile.
 struct Files {
-    made: Vec<PathBuf>,
+    folder: File,
+    path: PathBuf,
+    made: Vec<(&'static str, File)>,
 }
 
 impl Drop for Files {
     fn drop(&mut self) {
-        for path in &self.made {
-            if let Err(error) = fs::remove_file(path) {
-                log::warn!("cannot remove {}: {error}", path.display());
+        for (name, _) in &self.made {
+            if let Err(error) = unlinkat(&self.folder, *name, AtFlags::empty()) {
+                log::warn!("cannot remove {}: {error}", self.path.join(name).display());
             }
         }
     }
 }
 
 impl Files {
-    fn make(&mut self, folder: &Path, name: &str) -> Result<(File, PathBuf), SnapshotError> {
-        let path = folder.join(name);
-        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-        let file = made.map_err(|source| SnapshotError::Write { path: path.clone(), source })?;
-        self.made.push(path.clone());
-        Ok((file, path))
+    fn new(folder: &Path) -> Result<Self, SnapshotError> {
+        let opened = open(folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let opened = opened.map_err(|source| SnapshotError::Folder { path: folder.to_owned(), source: source.into() })?;
+        Ok(Self { folder: opened.into(), path: folder.to_owned(), made: Vec::new() })
     }
 
-    fn put(&mut self, folder: &Path, name: &str, bytes: &[u8]) -> Result<(), SnapshotError> {
-        let (mut file, path) = self.make(folder, name)?;
-        file.write_all(bytes).map_err(|source| SnapshotError::Write { path, source })
+    fn make(&mut self, name: &'static str) -> Result<File, SnapshotError> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let made = openat(&self.folder, name, flags, Mode::RUSR | Mode::WUSR);
+        let file = File::from(made.map_err(|source| self.failed(name, source.into()))?);
+        let ours = file.try_clone();
+        self.made.push((name, file));
+        ours.map_err(|source| self.failed(name, source))
     }
 
-    /// Has the files and their names on the disk, as far as the file system of `folder` keeps anything there.
-    fn sync(&self, folder: &Path) -> Result<(), SnapshotError> {
-        for path in self.made.iter().map(PathBuf::as_path).chain([folder]) {
-            let synced = File::open(path).and_then(|file| file.sync_all());
-            synced.map_err(|source| SnapshotError::Write { path: path.to_owned(), source })?;
+    fn put(&mut self, name: &'static str, bytes: &[u8]) -> Result<(), SnapshotError> {
+        let written = self.make(name)?.write_all(bytes);
+        written.map_err(|source| self.failed(name, source))
+    }
+
+    /// Has the files and their names on the disk, as far as the file system keeps anything there. Who asked finds them where they
+    /// were asked for.
+    fn settle(&self) -> Result<(), SnapshotError> {
+        for (name, file) in &self.made {
+            let settled = file.sync_all().and_then(|()| is_at(file, &self.path.join(name)));
+            settled.map_err(|source| self.failed(name, source))?;
         }
-        Ok(())
+        let synced = self.folder.sync_all();
+        synced.map_err(|source| SnapshotError::Folder { path: self.path.clone(), source })
     }
+
+    fn failed(&self, name: &str, source: io::Error) -> SnapshotError {
+        SnapshotError::Write { path: self.path.join(name), source }
+    }
+}
+
+/// Whether `path` leads to `file`.
+fn is_at(file: &File, path: &Path) -> io::Result<()> {
+    let (here, there) = (file.metadata()?, fs::symlink_metadata(path)?);
+    if (here.dev(), here.ino()) == (there.dev(), there.ino()) {
+        return Ok(());
+    }
+    Err(io::Error::other("somebody put another file in its place"))
 }
 
 /// Whether a snapshot can go there.
@@ -77,16 +102,15 @@ impl Written {
         done: Arc<EventFd>,
     ) -> Result<Self, GroundworkError> {
         check_folder(folder)?;
-        let mut files = Files { made: Vec::new() };
-        files.put(folder, CONFIG, config)?;
-        files.put(folder, STATE, state)?;
-        let (file, path) = files.make(folder, MEMORY)?;
+        let mut files = Files::new(folder)?;
+        files.put(CONFIG, config)?;
+        files.put(STATE, state)?;
+        let file = files.make(MEMORY)?;
         let work = Work::step(Step::Snapshot, ram.iter().map(|region| region.len()).sum());
-        let folder = folder.to_owned();
         let run = move |work: &Work| match memory::write(&ram, &file, work) {
-            Ok(true) => files.sync(&folder).map(|()| files).map_err(GroundworkError::from),
+            Ok(true) => files.settle().map(|()| files).map_err(GroundworkError::from),
             Ok(false) => Err(SnapshotError::Stopped.into()),
-            Err(source) => Err(SnapshotError::Write { path, source }.into()),
+            Err(source) => Err(files.failed(MEMORY, source).into()),
         };
         Ok(Self { thread: Some(Preparation::start_with(work, done, run)?) })
     }
@@ -148,5 +172,27 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         drop(Written::start(folder.path(), b"c", b"s", ram(), done()).unwrap());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_folder_that_is_put_in_the_place_of_another_loses_nothing_and_the_snapshot_fails() {
+        let work = tempfile::tempdir().unwrap();
+        let (folder, moved) = (work.path().join("folder"), work.path().join("moved"));
+        fs::create_dir(&folder).unwrap();
+        let mut files = Files::new(&folder).unwrap();
+        files.put(CONFIG, b"c").unwrap();
+        files.settle().unwrap();
+        fs::rename(&folder, &moved).unwrap();
+        assert!(files.settle().is_err(), "it is somewhere else");
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join(CONFIG), b"another's").unwrap();
+        assert!(files.settle().is_err(), "it is another one");
+        drop(files);
+        assert_eq!(fs::read(folder.join(CONFIG)).unwrap(), b"another's");
+        assert_eq!(fs::read_dir(&moved).unwrap().count(), 0);
+        let mut files = Files::new(&moved).unwrap();
+        files.put(STATE, b"s").unwrap();
+        fs::remove_dir_all(&moved).unwrap();
+        assert!(files.settle().is_err(), "it is nowhere");
     }
 }
