@@ -94,6 +94,7 @@ fn bridges_that_cannot_be_are_refused_with_the_limit() {
         ("hot-plug=bridge-port,bridges=0", "leave out bridges=0"),
         ("bridges=16", "more than the 15"),
         ("bridges=1,bridge-slots=33", "1 to 32 device numbers"),
+        ("bus0-free=32,root-hot-plug=on", "0 to 31 can stay free"),
         ("bridge-slots=4", "give bridges=N"),
     ] {
         let guest = Guest::new("slots").with(&["--pcie", pcie, "--dry-run"]);

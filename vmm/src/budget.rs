@@ -31,6 +31,9 @@ pub fn check(config: &PcieConfig) -> Result<(), BudgetError> {
         Some(_) if bridges == 0 => return Err(BudgetError::SlotsOfNothing),
         _ => {}
     }
+    if let Some(numbers) = config.bus0_free.filter(|numbers| *numbers > 31) {
+        return Err(BudgetError::Free { numbers });
+    }
     if bridges > MOST_BRIDGES {
         return Err(BudgetError::Bridges { bridges, most: MOST_BRIDGES });
     }
@@ -170,6 +173,12 @@ pub enum BudgetError {
     Slots {
         /// Asked for.
         slots: u8,
+    },
+    /// More numbers to stay free than a bus has.
+    #[error("bus0-free={numbers} cannot be: a root bus has 32 device numbers, of which 0 to 31 can stay free")]
+    Free {
+        /// Asked for.
+        numbers: u8,
     },
     /// Slots without a bridge.
     #[error("bridge-slots needs bridges: give bridges=N, or hot-plug=bridge-port for one")]

@@ -256,11 +256,12 @@ struct RunArguments {
     ///
     ///   size=SIZE            bytes, or with suffix K, M, G, T; a bare SIZE
     ///                        is enough
-    ///   hotplug=SIZE         that much more may come while the guest runs,
-    ///                        by `banyan ctl resize` [default: none]
+    ///   hotplug=SIZE         that much more may come while the guest runs, by
+    ///                        `banyan ctl resize`; whole 128M [default: none]
     ///   hotplug-method=acpi|virtio-mem
-    ///                        acpi: it comes and stays; virtio-mem: it comes
-    ///                        and goes in blocks of 2M [default: acpi]
+    ///                        acpi: it comes in multiples of 128M and stays;
+    ///                        virtio-mem: it comes and goes in blocks of 2M, or
+    ///                        more with hugepages=1G or above 64G [default: acpi]
     ///   shared=on|off        other processes can map it [default: off]
     ///   hugepages=off|2M|1G  from the host's huge pages [default: off];
     ///                        `on` with hugepage_size=2M or 1G is the same
@@ -317,8 +318,9 @@ struct RunArguments {
     ///   queues=N             request queues, 1 to 64 [default: 1]
     ///   queue-size=N         entries of each, a power of two [default: 256]
     ///   vhost-user=SOCKET    in place of path: a process that serves the disk
-    ///                        listens there; beside it id and queues. It maps
-    ///                        the guest's memory: --memory shared=on
+    ///                        listens there; beside it id, queues and
+    ///                        queue-size. It maps the guest's memory: --memory
+    ///                        shared=on
     #[arg(long = "disk", value_name = "FILE[,KEY=VALUE...]", value_parser = keyed::<DiskConfig>, help_heading = MACHINE)]
     #[arg(verbatim_doc_comment)]
     disks: Vec<DiskConfig>,
@@ -419,13 +421,15 @@ struct RunArguments {
     ///                        the guest) or no-port
     ///   hotplug-mem=SIZE     what each keeps for a device above 4 GiB, and
     ///   hotplug-mem32=SIZE   below [default: what there is room for]
-    ///   removal=HOW          when devices leave them: surprise (at once),
+    ///   removal=HOW          when devices leave ports: surprise (at once),
     ///                        orderly (once the guest has switched the slot
     ///                        off) or button (as orderly, an attention button
-    ///                        asks the guest to do so) [default: surprise]
+    ///                        asks the guest to do so) [default: surprise];
+    ///                        from other buses always orderly
     ///   root-hot-plug=on     what comes without a port comes to the root bus
-    ///   bus0-free=N          numbers of the root bus that stay free for it at
-    ///                        the start: root ports share numbers if need be
+    ///   bus0-free=N          numbers of the root bus, 0 to 31, that stay free
+    ///                        for it at the start: root ports share numbers if
+    ///                        need be, other devices do not
     #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>, help_heading = PCIE, verbatim_doc_comment)]
     pcie: Option<PcieConfig>,
 

@@ -34,11 +34,13 @@ pub(super) const NOTES: &str = "\
 The file holds for machines that clients of the HTTP API create (banyan --api-socket), not for `banyan run`:
 
   [pcie]      the keys of `banyan run --pcie`, such as topology = \"host\"
+              [with place = \"bus0\": bus0-free = 16]
   [hot-plug]  place = \"bus0\" | \"ports\": where devices go that come while
               the guest runs and name no port [default: bus0]
   [cdi]       dirs = [\"/etc/cdi\", \"/var/run/cdi\"]
   [memory]    hugepage-size = \"2M\" | \"1G\" for clients that ask for huge pages
-              and name no size; prefault-threads = N
+              and name no size; prefault-threads = N; premap = true: memory is
+              touched in the background from the start on [default: false]
   [guest]     reset = \"reboot\" | \"exit\": what follows a guest's reset
               [default: reboot]
   [boot]      answer-after = SECONDS: vm.boot is answered by then, counted from

@@ -221,6 +221,7 @@ fn places_that_contradict_each_other_are_refused_with_what_to_use_instead() {
         ("hot-plug=bridge-port,bridges=0", device(), "hot-plug=bridge-port needs a bridge"),
         ("bridges=16", device(), "bridges=16 is more than the 15"),
         ("bridges=1,bridge-slots=0", device(), "1 to 32 device numbers"),
+        ("bus0-free=32", device(), "of which 0 to 31 can stay free"),
         ("bridge-slots=4", device(), "bridge-slots needs bridges"),
         ("flat,cold-plug=root-port", device(), "topology=flat and cold-plug=root-port say different things"),
         ("switch", vec!["stub,id=a,device=3".to_owned()], "device a asks for device number 3"),

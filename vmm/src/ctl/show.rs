@@ -73,7 +73,7 @@ fn info(info: &Value) -> String {
     }
     rows.push(("processors", up_to(word(&cpus["boot_vcpus"]), word(&cpus["max_vcpus"]))));
     let growth = memory["hotplug_size"].as_u64().filter(|bytes| *bytes > 0);
-    let growth = growth.map(|bytes| format!(", can grow by {}", Size(bytes))).unwrap_or_default();
+    let growth = growth.map(|bytes| format!(", up to {} more than at the start", Size(bytes))).unwrap_or_default();
     rows.push(("memory", format!("{}{growth}", size(&info["memory_actual_size"]))));
     for (title, key) in [("kernel", "kernel"), ("initramfs", "initramfs"), ("cmdline", "cmdline"), ("firmware", "firmware")] {
         if let Some(value) = config["payload"].get(key) {

@@ -158,7 +158,10 @@ pub enum HotPlugError {
         ports: PortList,
     },
     /// All ports are taken.
-    #[error("no hot-plug port is free: remove a device, or start the machine with more (--pcie root-ports=N); {ports}")]
+    #[error(
+        "no hot-plug port is free: remove a device, or start the machine with more (--pcie root-ports=N without \
+         hot-plug=bridge-port); {ports}"
+    )]
     NoneFree {
         /// What there is.
         ports: PortList,
