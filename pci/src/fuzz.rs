@@ -63,6 +63,9 @@ impl Source<'_> {
     }
 }
 
+/// Where BARs are mapped, who may reach memory, and who shows a mirror; by name.
+type Named = (BTreeMap<(String, BarIndex), u64>, BTreeSet<String>, BTreeSet<String>);
+
 /// Builds the hierarchy that `bytes` begin with and does to it what the rest says. Panics where something does not hold.
 pub fn cycles(bytes: &[u8]) {
     let mut source = Source(bytes);
@@ -323,7 +326,7 @@ impl World {
     }
 
     /// What is mapped, who may reach memory, and who shows a mirror, by name: virtual functions have other ids in another tree.
-    fn named(&self) -> (BTreeMap<(String, BarIndex), u64>, BTreeSet<String>, BTreeSet<String>) {
+    fn named(&self) -> Named {
         let name = |id: &FunctionId| self.tree.name_of(*id).0;
         (
             self.mapped.iter().map(|((id, bar), at)| ((name(id), *bar), *at)).collect(),
