@@ -1,17 +1,13 @@
 //! Answers commands between two machines: one was reset, and the next one waits until functions of the host can reach memory.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::Duration;
 
 use api::command::{Command, Reply};
 use api::error::{ApiError, ErrorKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::groundwork::{Groundwork, GroundworkError, Preparation};
+use crate::groundwork::{Groundwork, GroundworkError, Preparation, TICK};
 use crate::session::{After, Service};
-
-/// How often clients are told how far memory is.
-const TICK: Duration = Duration::from_millis(100);
 
 /// Lays `ground` on a thread of its own. `None` when a client ended the machine first.
 pub fn lay(ground: Groundwork, service: &mut Service<'_>) -> Result<Option<Groundwork>, GroundworkError> {

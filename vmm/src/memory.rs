@@ -84,8 +84,6 @@ pub fn regions(memory: &GuestMemoryMmap) -> Vec<RamRegion> {
 /// What one call populates. The kernel keeps others from changing this process's mappings meanwhile, and a thread that is
 /// started, or an allocation, changes them: they must not wait longer than a moment.
 const PIECE: u64 = 4 << 20;
-/// linux: include/uapi/asm-generic/mman-common.h, since 5.14.
-const MADV_POPULATE_WRITE: i32 = 23;
 
 /// Gives `len` bytes at `host`, an address in this process, their pages. `progress` hears of each finished part, in bytes, and
 /// says whether to go on.
@@ -96,7 +94,7 @@ pub fn populate(host: u64, len: u64, progress: &dyn Fn(u64) -> bool) -> io::Resu
         let (address, bytes) = (usize::try_from(host + done), usize::try_from(chunk));
         let (Ok(address), Ok(bytes)) = (address, bytes) else { return Err(io::ErrorKind::OutOfMemory.into()) };
         // SAFETY: the range lies in a mapping that the caller borrows; the advice changes no content.
-        if unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), bytes, MADV_POPULATE_WRITE) } != 0 {
+        if unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), bytes, libc::MADV_POPULATE_WRITE) } != 0 {
             return Err(io::Error::last_os_error());
         }
         done += chunk;

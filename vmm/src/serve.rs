@@ -21,7 +21,7 @@ use crate::additions;
 use crate::arrivals::Arrivals;
 use crate::cli::RunOptions;
 use crate::driver::End;
-use crate::groundwork::GroundworkError;
+use crate::groundwork::{GroundworkError, TICK};
 use crate::listing;
 use crate::machine::{self, MachineError};
 use crate::own_files::{self, Beside};
@@ -36,8 +36,6 @@ use crate::working_set;
 
 /// How long clients may take to read their last reply when the process ends.
 const LAST_WORD: Duration = Duration::from_secs(2);
-/// How often clients are told how far memory is.
-const TICK: Duration = Duration::from_millis(100);
 
 /// Listens at `socket`, and starts `config` at once if it is given. Returns the exit code of the process: when a guest ended by
 /// itself, or a command or signal asked for it.

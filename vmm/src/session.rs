@@ -24,7 +24,7 @@ use crate::arrivals::{Arrival, Arrivals};
 use crate::backends::Backend;
 use crate::changes::Changes;
 use crate::driver::{Attendant, End};
-use crate::groundwork::{self, Preparation};
+use crate::groundwork::{self, Preparation, TICK};
 use crate::hotplug::{Coming, HotPlug, HotPlugError};
 use crate::inject;
 use crate::listing;
@@ -100,8 +100,6 @@ struct Promise {
 /// How long a client waits for a device that needs all of memory mapped. Kata Containers gives a request five seconds, and its
 /// agent three more from the answer on, so that the guest has seven to find it.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// How often clients are told how far memory is.
-const TICK: Duration = Duration::from_millis(100);
 
 impl<'a, 's> Session<'a, 's> {
     /// For a machine that has just been started.

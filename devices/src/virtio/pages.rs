@@ -6,9 +6,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use vm_memory::guest_memory::Permissions;
 use vm_memory::{GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
 
-/// linux: include/uapi/asm-generic/mman-common.h, since 5.14.
-const MADV_POPULATE_WRITE: i32 = 23;
-
 /// Parts of a file that are smaller are not replaced: each may be a mapping of its own, and the kernel gives a process
 /// 65530 (linux: Documentation/admin-guide/sysctl/vm.rst, `max_map_count`).
 const LEAST_REPLACED: usize = 2 << 20;
@@ -34,7 +31,7 @@ pub(super) fn give_back(memory: &GuestMemoryMmap, at: GuestAddress, len: u64) ->
 
 /// Gives `len` bytes at `at` their pages. Their content stays.
 pub(super) fn populate(memory: &GuestMemoryMmap, at: GuestAddress, len: u64) -> io::Result<()> {
-    advise(memory, at, len, MADV_POPULATE_WRITE)
+    advise(memory, at, len, libc::MADV_POPULATE_WRITE)
 }
 
 /// Follows `advice` for every part; the first failure is told.

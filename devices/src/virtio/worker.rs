@@ -44,8 +44,7 @@ impl Bell {
     pub fn wait_or(&self, stop: &Stop, other: Option<(BorrowedFd<'_>, PollFlags)>, time: Option<Duration>) -> bool {
         let mut waited = vec![PollFd::new(self, PollFlags::IN)];
         waited.extend(other.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
-        let time = time
-            .map(|time| Timespec { tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() });
+        let time = time.map(timespec);
         match poll(&mut waited, time.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return false,
@@ -65,6 +64,11 @@ impl Bell {
     pub fn take(&self) {
         let _ = self.0.read();
     }
+}
+
+/// As system calls take it. What they cannot say is as long as they can.
+pub(super) fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }
 }
 
 impl AsFd for Bell {

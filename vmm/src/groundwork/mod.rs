@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::config::MemoryConfig;
 use arch::memory_map::Range;
@@ -29,6 +30,9 @@ use crate::kvm::{KvmError, Vm};
 use crate::memory::{self, Backing, MemoryError, RamRegion};
 use crate::numa::Binding;
 use crate::snapshot::SnapshotError;
+
+/// How often clients are told how far memory is.
+pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 /// What is needed, decided before anything is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]

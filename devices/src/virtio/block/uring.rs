@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use vm_memory::{GuestMemoryMmap, VolatileSlice};
 
 use super::image::{Direction, how_to_discard, how_to_zero};
@@ -15,7 +15,7 @@ use super::pieces::{Left, SPAN};
 use super::request::{Disk, Fault, Request, Status, Work};
 use crate::virtio::limit::Limit;
 use crate::virtio::ring::{Corrupt, Ring};
-use crate::virtio::worker::Stop;
+use crate::virtio::worker::{Stop, timespec};
 
 /// Most requests that are under way, with one more for the call that ends them.
 const ENTRIES: u32 = if cfg!(test) { 8 } else { 128 };
@@ -374,8 +374,7 @@ impl<'u, 'm> Flights<'u, 'm> {
     fn wait(&mut self, ring: &Ring, time: Option<Duration>) {
         let refused = !self.uring.submission().is_empty();
         let time = if refused { Some(time.unwrap_or(AGAIN).min(AGAIN)) } else { time };
-        let time = time
-            .map(|time| Timespec { tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() });
+        let time = time.map(timespec);
         let mut waited = [PollFd::new(ring.bell(), PollFlags::IN), PollFd::new(&*self.uring, PollFlags::IN)];
         // After a signal, as after everything else, the caller looks.
         let _ = poll(&mut waited, time.as_ref());
