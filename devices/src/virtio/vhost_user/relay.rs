@@ -42,15 +42,12 @@ impl Relay {
     pub(super) fn run(mut self, stop: &Stop) {
         let rings = self.start.rings.iter().zip(&self.calls);
         let _told: Vec<_> = rings.map(|(ring, call)| self.start.signals.told_by(ring.index(), call.clone())).collect();
-        let mut again = false;
         // A reset that comes at once finds the server with its rings, as any other.
-        while !(stop.held() && stop.ends()) && self.serve(stop, again) && !stop.ends() {
-            again = true;
-        }
+        while !(stop.held() && stop.ends()) && self.serve(stop) && !stop.ends() {}
     }
 
-    /// Has the server work until it is to stand still, for the first time or `again`. False when nothing more is to come from it.
-    fn serve(&mut self, stop: &Stop, again: bool) -> bool {
+    /// Has the server work until it is to stand still. False when nothing more is to come from it.
+    fn serve(&mut self, stop: &Stop) -> bool {
         let connection = match self.begin(stop) {
             Ok(connection) => connection,
             Err(error) => {
@@ -61,10 +58,8 @@ impl Relay {
                 return false;
             }
         };
-        if again {
-            // For what came while nobody had the rings.
-            self.start.rings.iter().for_each(|ring| ring.bell().ring());
-        }
+        // For what came while nobody had the rings, or while the server had one that was not enabled: many forget rings of its bell.
+        self.start.rings.iter().for_each(|ring| ring.bell().ring());
         match self.relay(&connection, stop) {
             // Without an answer the server may still write to guest memory: it gets no more of it.
             Ended::Stopped => match connection.stop(&self.start.rings) {
