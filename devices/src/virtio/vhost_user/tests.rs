@@ -35,6 +35,8 @@ struct Manners {
     changes: bool,
     /// Takes so long to map memory.
     slow: Duration,
+    /// Takes rings of a queue's bell that came before the queue was enabled, and does nothing for them.
+    forgets: bool,
 }
 
 const GOOD: Manners = Manners {
@@ -45,6 +47,7 @@ const GOOD: Manners = Manners {
     silent: false,
     changes: false,
     slow: Duration::ZERO,
+    forgets: false,
 };
 
 /// Where all servers of a folder listen.
@@ -113,6 +116,11 @@ fn serve_in(directory: tempfile::TempDir, manners: Manners) -> Process {
                     (flags & 8 != 0).then(|| number(0))
                 }
                 18 => {
+                    if manners.forgets && value >> 32 != 0 {
+                        for (_, kick) in &kicks {
+                            taken(kick);
+                        }
+                    }
                     // It is told of used buffers whenever it was rung: here, once at the start.
                     for (_, call) in calls.iter().filter(|(queue, _)| *queue == value & 0xFFFF_FFFF) {
                         rustix::io::write(call, &1_u64.to_ne_bytes()).unwrap();
@@ -134,14 +142,19 @@ fn serve_in(directory: tempfile::TempDir, manners: Manners) -> Process {
         }
         // What a driver rings reaches the server by itself.
         for (queue, kick) in kicks {
-            let mut rings = [0; 8];
-            rustix::io::ioctl_fionbio(&kick, true).unwrap();
-            if rustix::io::read(&kick, &mut rings).is_ok() {
-                let _ = told.send((1000 + u32::try_from(queue).unwrap(), u64::from_ne_bytes(rings)));
+            if let Some(rings) = taken(&kick) {
+                let _ = told.send((1000 + u32::try_from(queue).unwrap(), rings));
             }
         }
     });
     Process { directory, requests, thread }
+}
+
+/// How often a bell was rung since it was looked at.
+fn taken(kick: &OwnedFd) -> Option<u64> {
+    let mut rings = [0; 8];
+    rustix::io::ioctl_fionbio(kick, true).unwrap();
+    rustix::io::read(kick, &mut rings).ok().map(|_| u64::from_ne_bytes(rings))
 }
 
 /// The next message: request, flags, body, and the descriptor that came with it.
@@ -242,6 +255,17 @@ fn the_server_s_interrupts_are_delivered_by_the_machine_from_the_start_to_the_re
     assert_eq!(driver.events(), []);
     drop(driver);
     server.end();
+}
+
+#[test]
+fn a_server_that_forgets_bells_of_rings_that_are_not_enabled_looks_at_them_once_they_are() {
+    let server = serve(Manners { forgets: true, ..GOOD });
+    let mut driver = started(&server);
+    driver.wait("both queues to be told of", |driver| driver.sent().contains(&0x42));
+    driver.write(0x14, &[0]);
+    drop(driver);
+    let rung: Vec<_> = server.end().into_iter().map(|(request, _)| request).filter(|request| *request >= 1000).collect();
+    assert_eq!(rung, [1000, 1001]);
 }
 
 #[test]
