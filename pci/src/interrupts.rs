@@ -160,6 +160,13 @@ impl Interrupts {
         }
     }
 
+    /// The bits of an MSI register that guests can write; 0 for other dwords.
+    #[must_use]
+    pub fn msi_writable(&self, reg: Reg) -> u32 {
+        let Some(Place::Msi(index)) = self.place(reg) else { return 0 };
+        self.state().msi.as_ref().map_or(0, |msi| msi.writable(index))
+    }
+
     /// Takes note of a configuration write of `value`, after which the function's own registers hold `stored` in that dword.
     pub fn config_written(&self, access: Access, value: u32, stored: u32) {
         let Some(place) = self.place(access.reg) else { return };

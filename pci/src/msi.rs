@@ -83,6 +83,19 @@ impl Msi {
         }
     }
 
+    /// The bits of dword `index` that guests can write.
+    #[must_use]
+    pub const fn writable(&self, index: u8) -> u32 {
+        match index {
+            Self::CONTROL => ENABLE | 7 << 20,
+            1 => !3,
+            2 => u32::MAX,
+            3 => 0xFFFF,
+            Self::MASK if self.maskable => self.implemented(),
+            _ => 0,
+        }
+    }
+
     /// Writes the carried bytes of dword `index`. A pending vector may have become deliverable: see [`Msi::deliver`].
     pub fn write(&mut self, index: u8, lanes: Lanes, value: u32) {
         let carried = lanes.mask();

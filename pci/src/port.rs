@@ -16,6 +16,7 @@
 //! through; disabling the link has the effect of a secondary bus reset that is held: nothing below answers.
 
 mod state;
+mod writes;
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ use crate::address::BusRange;
 use crate::bridge;
 use crate::caps::express::{ExpressType, LINK_STATUS, LINK_STATUS_2, link_status, link_status_2, reg as express};
 use crate::caps::{Express, MsiLayout, Power, Subsystem, power};
-use crate::config::{BuildError, Change, ConfigBuilder, ConfigSpace, Type1};
+use crate::config::{BuildError, Change, ConfigBuilder, ConfigSpace, RegDef, Type1};
 use crate::errors::{self, ErrorRegisters, PcieError, Recorded, Severity};
 use crate::ext_caps::{Acs, Aer, AerKind, Serial};
 use crate::function::{Changes, ResetKind};
@@ -38,6 +39,8 @@ use crate::regs::{command, header, type1};
 use crate::seams::{IntxLine, MsiPort};
 use crate::slot::{Outcome, Slot, SlotError, SlotEvent};
 use crate::topology::{Name, PlannedFunction, PlannedPort, PortKind, Windows};
+
+pub use writes::WriteCounts;
 
 const EXPRESS: u8 = 0x40;
 const MSI: u8 = 0x80;
@@ -67,6 +70,7 @@ pub struct Port {
     error_interrupts: bool,
     /// What the guest told by the slot since the last [`Port::take_events`].
     told: Vec<SlotEvent>,
+    writes: WriteCounts,
     /// Number of the bus that it is on, by the plan.
     primary: u8,
     planned: PlannedPort,
@@ -124,6 +128,7 @@ impl Port {
             slot_interrupts: false,
             error_interrupts: false,
             told: Vec::new(),
+            writes: WriteCounts::default(),
             primary: planned.at.bdf.bus(),
             planned: port_plan,
         };
@@ -146,6 +151,20 @@ impl Port {
 
     /// Writes the carried bytes of one dword; returns what must be looked at again.
     pub fn config_write(&mut self, access: Access, value: u32) -> Changes {
+        let before = self.config_read(access.reg);
+        let changes = self.write(access, value);
+        let (def, changed) = (self.definition(access.reg), self.config_read(access.reg) != before);
+        self.writes.count(def, access.lanes, changed);
+        changes
+    }
+
+    /// What configuration writes came to since the port was made.
+    #[must_use]
+    pub const fn writes(&self) -> WriteCounts {
+        self.writes
+    }
+
+    fn write(&mut self, access: Access, value: u32) -> Changes {
         if let Some(slot) = self.slot.as_mut().filter(|_| access.reg == SLOT_CONTROL) {
             let outcome = slot.write(access.lanes, value);
             self.follow(outcome);
@@ -161,6 +180,15 @@ impl Port {
         let stored = self.space.read(Reg::containing(header::COMMAND_STATUS));
         self.interrupts.mirror(Arc::clone(&mirror), stored);
         self.space.mirror(mirror, self.interrupts.owned());
+    }
+
+    /// How a dword behaves, whoever keeps it.
+    fn definition(&self, reg: Reg) -> RegDef {
+        let def = self.space.definition(reg);
+        match &self.slot {
+            Some(_) if reg == SLOT_CONTROL => RegDef { writable: 0xFFFF, clear_on_one: 0xFFFF_0000, ..def },
+            _ => RegDef { writable: def.writable | self.interrupts.msi_writable(reg), ..def },
+        }
     }
 
     fn changes(&mut self, offset: u16, change: Change) -> Changes {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use api::info::Counters;
+use pci::port::WriteCounts;
 
 use crate::effects::MapCounts;
 use crate::kvm::GsiTable;
@@ -18,6 +19,7 @@ pub struct Report {
     doorbells: u32,
     vectors: usize,
     route_commits: u64,
+    port_writes: WriteCounts,
     bars: Vec<(String, u8, MapCounts)>,
 }
 
@@ -26,10 +28,11 @@ impl Report {
     #[must_use]
     pub fn new(threads: &Threads, pci: &PciBus, routes: &GsiTable) -> Self {
         let total = |(reason, name): &(Count, &'static str)| (*name, threads.total(*reason));
-        let (slots, slot_changes, doorbells, bars) = pci.change(|tree| {
+        let (slots, slot_changes, doorbells, port_writes, bars) = pci.change(|tree| {
+            let port_writes = tree.hierarchy.port_writes();
             let mapper = &mut tree.mapper;
             let bars = mapper.counts().map(|(name, bar, counts)| (name.to_owned(), bar, counts)).collect();
-            (mapper.slots().in_use(), mapper.slots().changes(), mapper.doorbells(), bars)
+            (mapper.slots().in_use(), mapper.slots().changes(), mapper.doorbells(), port_writes, bars)
         });
         Self {
             exits: NAMES.iter().map(total).collect(),
@@ -38,12 +41,24 @@ impl Report {
             doorbells,
             vectors: routes.vectors_in_use(),
             route_commits: routes.commits(),
+            port_writes,
             bars,
         }
     }
 }
 
 impl Report {
+    /// Writes of registers of ports, by what they came to.
+    fn port_writes(&self) -> [(&'static str, u64); 4] {
+        let WriteCounts { hard_wired, nothing_to_clear, same_value, changed } = self.port_writes;
+        [
+            ("hard-wired", hard_wired),
+            ("with nothing to clear", nothing_to_clear),
+            ("left as they were", same_value),
+            ("changed", changed),
+        ]
+    }
+
     /// As the API tells it.
     #[must_use]
     pub fn for_client(&self) -> Counters {
@@ -58,6 +73,8 @@ impl Report {
             ("route_table_changes", self.route_commits),
         ];
         counters.insert("machine".to_owned(), machine.map(|(name, count)| (name.to_owned(), count)).into());
+        let port_writes = self.port_writes().map(|(name, count)| (name.replace(' ', "_"), count));
+        counters.insert("port_registers".to_owned(), port_writes.into());
         for (name, bar, counts) in &self.bars {
             let device = counters.entry(name.clone()).or_default();
             device.insert(format!("bar{bar}_memory_slots"), counts.slots);
@@ -81,6 +98,9 @@ impl fmt::Display for Report {
         writeln!(f, "  {:<24}{:>10}", "doorbells without exits", self.doorbells)?;
         writeln!(f, "  {:<24}{:>10}", "interrupt vectors", self.vectors)?;
         writeln!(f, "  {:<24}{:>10}", "route table changes", self.route_commits)?;
+        for (name, count) in self.port_writes() {
+            writeln!(f, "  port registers {name:<21}{count:>10}")?;
+        }
         for (name, bar, counts) in &self.bars {
             if (counts.slots, counts.dma) != (0, 0) {
                 writeln!(f, "  {name} BAR {bar}: mapped into KVM {} times, for DMA {} times", counts.slots, counts.dma)?;

@@ -1,9 +1,12 @@
 //! What the tree holds at this moment, with the addresses that the guest has given.
 
+use std::ops::Add;
+
 use super::hotplug::PortList;
 use super::{Hierarchy, SPACE, What};
 use crate::address::{Bdf, Devfn, Sbdf};
 use crate::function::FunctionId;
+use crate::port::WriteCounts;
 use crate::topology::{Name, Parent, PortKind};
 
 /// An endpoint as a user sees it.
@@ -91,6 +94,14 @@ impl Hierarchy {
             self.read_function(id, offset, SPACE, piece);
         }
         bytes
+    }
+
+    /// What configuration writes of all ports came to.
+    #[must_use]
+    pub fn port_writes(&self) -> WriteCounts {
+        let ports =
+            self.nodes.values().filter_map(|node| if let What::Port(port) = &node.what { Some(port.writes()) } else { None });
+        ports.fold(WriteCounts::default(), WriteCounts::add)
     }
 
     /// All endpoints but virtual functions, which come and go as the guest likes.

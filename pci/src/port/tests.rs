@@ -284,3 +284,30 @@ proptest! {
         }
     }
 }
+
+/// As Linux does while it finds a port and brings it up.
+#[test]
+fn writes_are_counted_by_what_they_come_to() {
+    let hotplug = Some(HotPlug::default());
+    let mut port = build_with(PortKind::Root, None, hotplug, false, &Arc::default());
+    let word = |offset: u16| Access { reg: Reg::containing(offset), lanes: Lanes::new(offset.to_le_bytes()[0] & 2, 2) };
+    let mut counts = |access: Access, value: u32| {
+        port.config_write(access, value);
+        let WriteCounts { hard_wired, nothing_to_clear, same_value, changed } = port.writes();
+        [hard_wired, nothing_to_clear, same_value, changed]
+    };
+    // Base address 0, expansion ROM, I/O window.
+    assert_eq!(counts(Access::dword(0x10), u32::MAX), [1, 0, 0, 0]);
+    assert_eq!(counts(Access::dword(0x38), u32::MAX), [2, 0, 0, 0]);
+    assert_eq!(counts(word(0x1C), 0xE0F0), [3, 0, 0, 0]);
+    // Secondary status, slot status, uncorrectable errors.
+    assert_eq!(counts(word(0x1E), 0xFFFF_0000), [3, 1, 0, 0]);
+    assert_eq!(counts(word(0x5A), 0x011F_0000), [3, 2, 0, 0]);
+    assert_eq!(counts(Access::dword(0x104), 0), [3, 3, 0, 0]);
+    // Bus numbers, slot control and the MSI address, twice each.
+    for (access, value) in [(Access::dword(0x18), 0x0003_0201), (word(0x58), 0x1028), (Access::dword(0x84), 0xFEE0_0000)] {
+        let [.., same, changed] = counts(access, value);
+        assert_eq!(counts(access, value), [3, 3, same + 1, changed]);
+    }
+    assert_eq!(counts(Access::dword(0x18), 0x0003_0201), [3, 3, 4, 3]);
+}
