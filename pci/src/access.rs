@@ -95,6 +95,13 @@ impl Access {
     }
 }
 
+/// Low and high dword of an address.
+#[must_use]
+pub const fn halves(address: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = address.to_le_bytes();
+    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
+}
+
 /// Splits a read of `data.len()` bytes at `offset` into dword reads. Bytes past `end` read as 0xFF.
 pub fn read(offset: u16, end: u16, data: &mut [u8], mut dword: impl FnMut(Reg) -> u32) {
     let mut held: Option<(Reg, [u8; 4])> = None;

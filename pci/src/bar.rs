@@ -6,7 +6,8 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::access::Lanes;
+use crate::access::{Lanes, halves};
+use crate::regs::{header, type0};
 
 /// Number of a base address register, 0 to 5. The upper half of a 64-bit BAR has no number of its own.
 pub type BarIndex = u8;
@@ -191,6 +192,12 @@ impl Bars {
         Ok(self)
     }
 
+    /// Which of the registers, 0 to 5, the dword at `offset` of configuration space is.
+    #[must_use]
+    pub fn register_at(offset: u16) -> Option<usize> {
+        (header::BAR0..=type0::BAR5).contains(&offset).then(|| usize::from((offset - header::BAR0) / 4))
+    }
+
     /// What BAR `bar`, or the ROM, asks for; `None` for an empty register or an upper half.
     #[must_use]
     pub fn spec(&self, bar: BarIndex) -> Option<BarSpec> {
@@ -223,7 +230,7 @@ impl Bars {
     /// Programs an address, as firmware would; low bits below the size are dropped. Empty registers keep nothing.
     pub fn set_address(&mut self, bar: BarIndex, at: u64) {
         if let Some(rom) = self.rom.as_mut().filter(|_| bar == ROM) {
-            rom.address = low_half(at) & !(rom.size - 1);
+            rom.address = halves(at).0 & !(rom.size - 1);
         }
         if let Some(Slot::Low { spec, address, sizing }) = self.slots.get_mut(usize::from(bar)) {
             *sizing = Halves::NONE;
@@ -235,9 +242,9 @@ impl Bars {
     #[must_use]
     pub fn read(&self, register: usize) -> u32 {
         match self.slots.get(register) {
-            Some(Slot::Low { spec, address, .. }) => low_half(*address) | spec.flags(),
+            Some(Slot::Low { spec, address, .. }) => halves(*address).0 | spec.flags(),
             Some(Slot::Upper) => match register.checked_sub(1).and_then(|below| self.slots.get(below)) {
-                Some(Slot::Low { address, .. }) => high_half(*address),
+                Some(Slot::Low { address, .. }) => halves(*address).1,
                 _ => 0,
             },
             _ => 0,
@@ -256,22 +263,23 @@ impl Bars {
         let decodes = self.memory_enabled;
         let Some(Slot::Low { spec, address, sizing }) = self.slots.get_mut(low) else { return false };
         let merge = |old: u32| (old & !mask) | (value & mask);
-        let new = if upper {
-            u64::from(merge(high_half(*address))) << 32 | u64::from(low_half(*address))
-        } else {
-            u64::from(high_half(*address)) << 32 | u64::from(merge(low_half(*address)))
-        };
+        let (below_4_gib, above) = halves(*address);
+        let (below_4_gib, above) = if upper { (below_4_gib, merge(above)) } else { (merge(below_4_gib), above) };
+        let new = u64::from(above) << 32 | u64::from(below_4_gib);
         let writable = !(spec.size - 1);
-        let mut halves = *sizing;
+        let mut now_sizing = *sizing;
         // A value for sizing has ones where no address has any; of a write of single bytes the lowest ones are not known.
-        let (half, all) = if upper { (&mut halves.high, high_half(writable)) } else { (&mut halves.low, low_half(writable)) };
-        let kept = if upper { high_half(new) & all } else { low_half(new) & all };
-        let below = if upper { u32::MAX } else { low_half(spec.size - 1) & !0xF };
+        let (half, all, kept) = if upper {
+            (&mut now_sizing.high, halves(writable).1, halves(new & writable).1)
+        } else {
+            (&mut now_sizing.low, halves(writable).0, halves(new & writable).0)
+        };
+        let below = if upper { u32::MAX } else { halves(spec.size - 1).0 & !0xF };
         let ones = value & below != 0 || below == 0 || lanes != Lanes::ALL;
         *half = decodes && all != 0 && kept == all && ones;
         let new = new & writable;
-        let changed = new != *address || halves != *sizing;
-        (*address, *sizing) = (new, halves);
+        let changed = new != *address || now_sizing != *sizing;
+        (*address, *sizing) = (new, now_sizing);
         changed
     }
 
@@ -326,15 +334,6 @@ impl Bars {
             }
         }
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
-const fn low_half(value: u64) -> u32 {
-    value as u32
-}
-
-const fn high_half(value: u64) -> u32 {
-    low_half(value >> 32)
 }
 
 /// A set of BARs that no function can have.

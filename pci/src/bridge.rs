@@ -1,7 +1,7 @@
 //! Decides what a bridge forwards: which buses, which memory. Reads Type 1 registers (PCIe 6.0 7.5.1.3) and makes them from
 //! planned windows; keeps no state.
 
-use crate::access::Reg;
+use crate::access::{Reg, halves};
 use crate::address::BusRange;
 use crate::config::ConfigSpace;
 use crate::regs::{command, header, type1};
@@ -22,8 +22,8 @@ pub fn buses(space: &ConfigSpace) -> Option<BusRange> {
 /// The open memory windows, as the registers have them, whether or not memory space is enabled.
 #[must_use]
 pub fn windows(space: &ConfigSpace) -> Windows {
-    let (memory_base, memory_limit) = halves(space.read(at(type1::MEMORY)));
-    let (base, limit) = halves(space.read(at(type1::PREFETCHABLE)));
+    let (memory_base, memory_limit) = base_and_limit(space.read(at(type1::MEMORY)));
+    let (base, limit) = base_and_limit(space.read(at(type1::PREFETCHABLE)));
     let base_upper = u64::from(space.read(at(type1::PREFETCHABLE_BASE_UPPER))) << 32;
     let limit_upper = u64::from(space.read(at(type1::PREFETCHABLE_LIMIT_UPPER))) << 32;
     Windows { memory: open(memory_base, memory_limit), prefetchable: open(base_upper | base, limit_upper | limit) }
@@ -43,35 +43,26 @@ pub fn set_windows(space: &mut ConfigSpace, windows: &Windows) {
     space.set(at(type1::MEMORY), 0xFFF0_FFF0, pair(base, limit));
     let (base, limit) = windows.prefetchable.map_or(CLOSED, |window| (window.base, window.limit));
     space.set(at(type1::PREFETCHABLE), 0xFFF0_FFF0, pair(base, limit));
-    space.set(at(type1::PREFETCHABLE_BASE_UPPER), 0xFFFF_FFFF, upper(base));
-    space.set(at(type1::PREFETCHABLE_LIMIT_UPPER), 0xFFFF_FFFF, upper(limit));
+    space.set(at(type1::PREFETCHABLE_BASE_UPPER), 0xFFFF_FFFF, halves(base).1);
+    space.set(at(type1::PREFETCHABLE_LIMIT_UPPER), 0xFFFF_FFFF, halves(limit).1);
 }
 
 /// Base above limit.
 const CLOSED: (u64, u64) = (0xFFF0_0000, 0);
 
 /// Base and limit of a dword with address bits 31:20 in bits 15:4 of each half; the limit's low bits are ones.
-fn halves(dword: u32) -> (u64, u64) {
+fn base_and_limit(dword: u32) -> (u64, u64) {
     let base = (dword & 0xFFF0) << 16;
     let limit = dword & 0xFFF0_0000 | 0xF_FFFF;
     (base.into(), limit.into())
 }
 
 fn pair(base: u64, limit: u64) -> u32 {
-    (low(base) & 0xFFF0_0000) >> 16 | low(limit) & 0xFFF0_0000
+    (halves(base).0 & 0xFFF0_0000) >> 16 | halves(limit).0 & 0xFFF0_0000
 }
 
 fn open(base: u64, limit: u64) -> Option<Window> {
     (base <= limit).then_some(Window { base, limit })
-}
-
-const fn low(value: u64) -> u32 {
-    let [a, b, c, d, ..] = value.to_le_bytes();
-    u32::from_le_bytes([a, b, c, d])
-}
-
-const fn upper(value: u64) -> u32 {
-    low(value >> 32)
 }
 
 #[cfg(test)]

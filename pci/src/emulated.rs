@@ -30,8 +30,8 @@ mod virtual_functions;
 
 use virtual_functions::VirtualFunctions;
 
-/// What an emulated endpoint shows.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What an emulated endpoint shows. The default has a header without ids, and nothing else.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EmulatedSpec {
     /// Identity.
     pub ids: Ids,
@@ -58,11 +58,12 @@ pub struct EmulatedSpec {
 }
 
 /// What an endpoint hangs on, as its registers show it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Attachment {
     /// A root or downstream port: an endpoint with this link.
     Link(Link),
     /// A root bus: a root-complex integrated endpoint with link registers zero.
+    #[default]
     RootBus,
     /// As a virtual function, a root or downstream port: ids read FFFF, BARs 0, and BARs decode where the physical function has
     /// them (PCIe 6.0 9.3.4).
@@ -79,9 +80,10 @@ impl From<Option<Link>> for Attachment {
 }
 
 /// How a function interrupts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum InterruptSpec {
     /// Not at all.
+    #[default]
     None,
     /// By a wire: pin 1 (INTA) to 4 (INTD).
     Intx(u8),
@@ -268,7 +270,7 @@ impl Emulated {
         if self.is_virtual && is_address_register(access.reg.offset()) {
             return changes;
         }
-        if let Some(register) = bar_register(access.reg.offset()) {
+        if let Some(register) = Bars::register_at(access.reg.offset()) {
             changes.set(Changes::DECODE, self.bars.write(register, access.lanes, value));
             self.show_bars();
             return changes;
@@ -368,7 +370,7 @@ impl Emulated {
         if offset == type0::ROM {
             return Some(self.bars.read_rom());
         }
-        if let Some(register) = bar_register(offset) {
+        if let Some(register) = Bars::register_at(offset) {
             return Some(self.bars.read(register));
         }
         self.virtual_functions.as_ref()?.read(offset)
@@ -496,11 +498,7 @@ impl Emulated {
 
 /// Whether a dword is a BAR or the ROM's address.
 fn is_address_register(offset: u16) -> bool {
-    offset == type0::ROM || bar_register(offset).is_some()
-}
-
-fn bar_register(offset: u16) -> Option<usize> {
-    (header::BAR0..=type0::BAR5).contains(&offset).then(|| usize::from((offset - header::BAR0) / 4))
+    offset == type0::ROM || Bars::register_at(offset).is_some()
 }
 
 fn check_regions(msix: &MsixRegions, bars: &Bars) -> Result<(), EmulatedError> {

@@ -3,7 +3,7 @@
 
 use thiserror::Error;
 
-use crate::access::Lanes;
+use crate::access::{Lanes, halves};
 use crate::seams::MsiMessage;
 use crate::state::{Reader, StateError, Writer};
 
@@ -74,8 +74,8 @@ impl Msi {
                 let maskable = if self.maskable { MASKABLE } else { 0 };
                 enable | u32::from(self.capable) << 17 | u32::from(self.granted) << 20 | WIDE | maskable
             }
-            1 => low_half(self.message.address),
-            2 => low_half(self.message.address >> 32),
+            1 => halves(self.message.address).0,
+            2 => halves(self.message.address).1,
             3 => self.message.data,
             Self::MASK if self.maskable => self.mask,
             5 if self.maskable => self.pending,
@@ -195,11 +195,6 @@ impl Msi {
     const fn implemented(&self) -> u32 {
         u32::MAX >> (32 - (1u32 << self.capable))
     }
-}
-
-const fn low_half(value: u64) -> u32 {
-    let [a, b, c, d, ..] = value.to_le_bytes();
-    u32::from_le_bytes([a, b, c, d])
 }
 
 /// A number of vectors that MSI cannot have.

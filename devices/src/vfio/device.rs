@@ -241,7 +241,7 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
             return u32::MAX;
         }
         let offset = reg.offset();
-        if let Some(register) = bar_register(offset) {
+        if let Some(register) = Bars::register_at(offset) {
             return self.bars.read(register);
         }
         if offset == type0::ROM {
@@ -264,7 +264,7 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
             let changed = self.bars.write_rom(access.lanes, value);
             return if changed { Changes::DECODE } else { Changes::empty() };
         }
-        if let Some(register) = bar_register(offset) {
+        if let Some(register) = Bars::register_at(offset) {
             let changed = self.bars.write(register, access.lanes, value);
             return if changed { Changes::DECODE } else { Changes::empty() };
         }
@@ -403,12 +403,6 @@ impl<D: HostDevice> Drop for VfioFunction<D> {
     fn drop(&mut self) {
         self.detach();
     }
-}
-
-/// Which base address register a dword is.
-fn bar_register(offset: u16) -> Option<usize> {
-    let register = usize::from(offset.checked_sub(header::BAR0)? / 4);
-    (register < 6).then_some(register)
 }
 
 #[cfg(test)]

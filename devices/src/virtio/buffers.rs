@@ -88,6 +88,19 @@ pub fn skip(slices: &mut Vec<VolatileSlice<'_>>, count: usize) -> Option<()> {
     (left == 0).then_some(())
 }
 
+/// Leaves the first `len` bytes, or all if there are fewer.
+pub fn cut(slices: &mut Vec<VolatileSlice<'_>>, len: usize) {
+    let mut left = len;
+    for slice in slices.iter_mut() {
+        let here = slice.len().min(left);
+        if let Ok(front) = slice.subslice(0, here) {
+            *slice = front;
+        }
+        left -= here;
+    }
+    slices.retain(|slice| !slice.is_empty());
+}
+
 /// Copies from the start of `slices` into `data`; how many bytes there were.
 pub fn gather(data: &mut [u8], slices: &[VolatileSlice<'_>]) -> Option<usize> {
     let mut done = 0;

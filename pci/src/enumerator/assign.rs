@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use super::FoundBar;
 use super::{Cycles, Enumerator, Found, reg};
+use crate::access::halves;
 use crate::address::{BusRange, Sbdf};
 use crate::bar::BarKind;
 use crate::topology::{PlannedRootComplex, Window, Windows};
@@ -274,11 +275,6 @@ impl Enumerator<'_> {
             }
         }
     }
-}
-
-const fn halves(value: u64) -> (u32, u32) {
-    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
-    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
 }
 
 /// A hierarchy that cannot be assigned.

@@ -10,6 +10,7 @@ use kvm_bindings::{
     KvmIrqRouting, kvm_irq_routing_entry, kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_irqchip, kvm_irq_routing_msi,
 };
 use kvm_ioctls::VmFd;
+use pci::access::halves;
 use pci::function::FunctionId;
 use pci::seams::{MsiError, MsiMessage, MsiRoutes, MsiVector};
 use rustix::event::{EventfdFlags, eventfd};
@@ -184,10 +185,4 @@ fn msi(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
         u: kvm_irq_routing_entry__bindgen_ty_1 { msi },
         ..Default::default()
     }
-}
-
-/// Low and high dword.
-#[expect(clippy::cast_possible_truncation, reason = "takes the halves apart")]
-pub(super) const fn halves(value: u64) -> (u32, u32) {
-    (value as u32, (value >> 32) as u32)
 }

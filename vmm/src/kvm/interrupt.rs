@@ -9,11 +9,12 @@ use devices::complaints::Complaints;
 use kvm_bindings::kvm_msi;
 use kvm_ioctls::VmFd;
 use log::Level;
+use pci::access::halves;
 use pci::function::FunctionId;
 use pci::seams::{IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiVector};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::gsi::{GsiTable, borrow, halves};
+use super::gsi::{GsiTable, borrow};
 
 /// Sends messages by KVM_SIGNAL_MSI: no route, no eventfd.
 pub struct SignalMsi(pub Arc<VmFd>);

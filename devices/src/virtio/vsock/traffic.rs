@@ -18,7 +18,7 @@ use vm_memory::GuestMemoryMmap;
 use super::greeting::{self, Greeting};
 use super::packet::{HEADER, HOST_CID, Header, MAX_DATA, Ports, STREAM, op};
 use super::stream::{Fate, Filled, SocketEvent, Stream};
-use crate::virtio::buffers::{Buffers, scatter, take, total};
+use crate::virtio::buffers::{Buffers, cut, scatter, take, total};
 use crate::virtio::ring::{Chain, Corrupt, Ring, Served};
 use crate::virtio::worker::Stop;
 
@@ -157,8 +157,8 @@ impl Traffic {
         Ok(())
     }
 
-    /// Tells the driver that its connections have ended (virtio 1.2 5.10.6.7, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`), as soon as it
-    /// has a buffer for it.
+    /// Tells the driver that its connections have ended (virtio 1.2 5.10.6.7, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`), as soon as
+    /// it has a buffer for it.
     fn tell_lost(&mut self) -> Result<(), Corrupt> {
         let Some(ring) = self.event.as_mut().filter(|_| self.lost) else { return Ok(()) };
         let memory = ring.memory();
@@ -427,17 +427,4 @@ fn port_path(path: &Path, port: u32) -> OsString {
     let mut name = path.as_os_str().to_owned();
     name.push(format!("_{port}"));
     name
-}
-
-/// Leaves the first `len` bytes.
-fn cut(slices: &mut Vec<vm_memory::VolatileSlice<'_>>, len: usize) {
-    let mut left = len;
-    for slice in slices.iter_mut() {
-        let here = slice.len().min(left);
-        if let Ok(front) = slice.subslice(0, here) {
-            *slice = front;
-        }
-        left -= here;
-    }
-    slices.retain(|slice| !slice.is_empty());
 }
