@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pci::access::{Access, Reg};
 use pci::bar::{BarIndex, BarKind, BarSpec, Bars};
-use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec, InterruptSpec};
+use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use pci::function::{BarPiece, Changes, PciFunction, Programming, ResetKind};
 use pci::ids::{ClassCode, Ids};
 use pci::seams::{MsiPort, Workers};
@@ -222,19 +222,7 @@ pub struct WatchdogFunction {
 impl WatchdogFunction {
     /// A watchdog that calls `expired`, on a thread of its own, when the guest has let its timers run out.
     pub fn new(msi: Arc<dyn MsiPort>, expired: Notify) -> Result<Self, EmulatedError> {
-        let spec = EmulatedSpec {
-            ids: IDS,
-            bars: bars(),
-            rom: None,
-            sriov: None,
-            ari: false,
-            on: Attachment::Conventional,
-            interrupt: InterruptSpec::None,
-            flr: false,
-            clique: None,
-            vendor_capabilities: Vec::new(),
-            serial_number: None,
-        };
+        let spec = EmulatedSpec { ids: IDS, bars: bars(), on: Attachment::Conventional, ..EmulatedSpec::default() };
         let shared = Arc::new(Shared { state: Mutex::new(State::new()), changed: Condvar::new(), expired });
         Ok(Self { registers: Emulated::new(&spec, msi, None)?, shared, thread: None, detached: false })
     }

@@ -5,8 +5,7 @@
 //! one; effects, applied in order, give exactly what the hierarchy says is reachable; mirrors in place show what reads give.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::access::Reg;
 use crate::address::{Bdf, Devfn, Sbdf};
@@ -14,18 +13,17 @@ use crate::bar::{BarIndex, BarKind, BarSpec, ROM};
 use crate::effect::Effect;
 use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::errors::PcieError;
-use crate::function::{FunctionId, Shared};
+use crate::function::FunctionId;
 use crate::hierarchy::{Hierarchy, Newcomer};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::mirror::{FakeMirror, Mirror};
-use crate::seams::MsiPort;
 use crate::sriov::SriovSpec;
 use crate::state::{Reader, StateError, Writer};
-use crate::testing::{FakeEndpoint, FakeMsi};
+use crate::testing::{FakeEndpoint, tree};
 use crate::topology::{
-    Apertures, EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Parent, Place, Plan, PlannedKind, PortKind, PortSpec, Removal,
-    Reserve, RootComplexSpec, Topology, Window,
+    Apertures, EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Parent, Place, Plan, PortKind, PortSpec, Removal, Reserve,
+    RootComplexSpec, Topology, Window,
 };
 
 /// Nodes of a tree, at most.
@@ -234,12 +232,12 @@ fn rom(source: &mut Source<'_>) -> Option<u64> {
     (source.byte() & 7 == 0).then(|| 2048 << source.below(8))
 }
 
-fn function(spec: &EndpointSpec, on: Attachment) -> Shared {
+fn emulated(spec: &EndpointSpec, on: Attachment) -> EmulatedSpec {
     let interrupt = match spec.interrupt_pin {
         0 => InterruptSpec::Msi { vectors: 1, maskable: true },
         pin => InterruptSpec::Intx(pin),
     };
-    let spec = EmulatedSpec {
+    EmulatedSpec {
         ids: IDS,
         bars: spec.bars,
         rom: spec.rom,
@@ -248,13 +246,7 @@ fn function(spec: &EndpointSpec, on: Attachment) -> Shared {
         on,
         interrupt,
         flr: true,
-        clique: None,
-        vendor_capabilities: Vec::new(),
-        serial_number: None,
-    };
-    match FakeEndpoint::new(&spec) {
-        Ok(endpoint) => Arc::new(Mutex::new(endpoint)),
-        Err(error) => panic!("an endpoint that was planned cannot be made: {error}"),
+        ..EmulatedSpec::default()
     }
 }
 
@@ -272,12 +264,7 @@ struct World {
 
 impl World {
     fn new(plan: Plan) -> Self {
-        let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
-        let tree = Hierarchy::build(&plan, &msi, |planned| -> Result<Shared, Infallible> {
-            let PlannedKind::Endpoint(endpoint) = &planned.kind else { panic!("ports are made by the hierarchy") };
-            Ok(function(&endpoint.spec, Attachment::Link(Link::default())))
-        });
-        let mut tree = tree.unwrap_or_else(|error| panic!("a plan that cannot be built: {error}"));
+        let mut tree = tree(&plan, &Arc::default(), |_, spec| emulated(spec, Attachment::Link(Link::default())));
         let mut mirrors = BTreeMap::new();
         tree.mirror(|id| {
             let mirror = Arc::new(FakeMirror::default());
@@ -488,7 +475,7 @@ impl World {
             id: self.tree.next_id(),
             name: Name(format!("came{}.{number}", self.came)),
             at: Devfn::new(device, number),
-            function: function(&spec, Attachment::Link(Link::default())),
+            function: FakeEndpoint::shared(&emulated(&spec, Attachment::Link(Link::default()))),
             spec: spec.clone(),
             mirrored: false,
         });

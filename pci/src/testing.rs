@@ -1,4 +1,5 @@
-//! In-memory stand-ins for the traits in [`crate::seams`], which record what they are told, and an endpoint that does nothing.
+//! In-memory stand-ins for the traits in [`crate::seams`], which record what they are told, an endpoint that does nothing, and
+//! trees of such endpoints.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -7,13 +8,16 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::access::{Access, Reg};
+use crate::address::Bdf;
 use crate::bar::{BarIndex, Bars};
-use crate::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec, InterruptSpec};
+use crate::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use crate::errors::{PcieError, Recorded};
 use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
+use crate::hierarchy::Hierarchy;
 use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiRoutes, MsiVector};
 use crate::sriov::EnabledFunctions;
 use crate::state::{Reader, StateError, Writer};
+use crate::topology::{EndpointSpec, Plan, PlannedFunction, PlannedKind};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -312,16 +316,26 @@ impl FakeEndpoint {
             _ => None,
         });
         let functions = functions.map(|(sriov, on)| EmulatedSpec {
+            ids: spec.ids,
             bars: sriov.bars,
-            rom: None,
-            sriov: None,
+            ari: spec.ari,
             on,
-            interrupt: InterruptSpec::None,
-            clique: None,
-            vendor_capabilities: Vec::new(),
-            ..spec.clone()
+            flr: spec.flr,
+            serial_number: spec.serial_number,
+            ..EmulatedSpec::default()
         });
         Ok(Self(Emulated::new(spec, Arc::new(FakeMsi::default()), None)?, functions))
+    }
+
+    /// The same, as a tree takes it.
+    ///
+    /// # Panics
+    ///
+    /// If there can be no such endpoint.
+    #[must_use]
+    pub fn shared(spec: &EmulatedSpec) -> Shared {
+        let endpoint = Self::new(spec).unwrap_or_else(|error| panic!("no endpoint can be {spec:?}: {error}"));
+        Arc::new(Mutex::new(endpoint))
     }
 }
 
@@ -385,6 +399,27 @@ impl PciFunction for FakeEndpoint {
     fn detach(&mut self) {
         self.0.detach();
     }
+}
+
+/// The tree of `plan`, whose ports send to `msi` and whose endpoints are what `spec` says.
+///
+/// # Panics
+///
+/// If it cannot be built.
+pub fn tree(plan: &Plan, msi: &Arc<FakeMsi>, spec: impl Fn(&PlannedFunction, &EndpointSpec) -> EmulatedSpec) -> Hierarchy {
+    let msi: Arc<dyn MsiPort> = msi.clone();
+    let make = |planned: &PlannedFunction| -> Result<Shared, EmulatedError> {
+        let PlannedKind::Endpoint(endpoint) = &planned.kind else { panic!("{} is a port, which trees make", planned.name) };
+        Ok(FakeEndpoint::shared(&spec(planned, &endpoint.spec)))
+    };
+    Hierarchy::build(plan, &msi, make).unwrap_or_else(|error| panic!("a plan that cannot be built: {error}"))
+}
+
+/// The four bytes at `offset` of the function at `at` in segment 0.
+pub fn dword(tree: &mut Hierarchy, at: Bdf, offset: u16) -> u32 {
+    let mut data = [0; 4];
+    tree.read(0, at, offset, &mut data);
+    u32::from_le_bytes(data)
 }
 
 #[cfg(test)]

@@ -119,15 +119,11 @@ impl<D: Device> VirtioFunction<D> {
         let spec = EmulatedSpec {
             ids: device.kind().ids(),
             bars: layout::bars(),
-            rom: None,
-            sriov: None,
-            ari: false,
             on: Attachment::RootBus,
             interrupt: layout::interrupt(vectors),
             flr: true,
-            clique: None,
             vendor_capabilities: layout::capabilities(queues, config),
-            serial_number: None,
+            ..EmulatedSpec::default()
         };
         let registers = Emulated::new(&spec, msi, None)?;
         let bells = sizes.iter().map(|_| Bell::new().map(Arc::new)).collect::<Result<Vec<_>, _>>().map_err(VirtioError::Bell)?;

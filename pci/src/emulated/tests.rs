@@ -17,9 +17,6 @@ fn spec(interrupt: InterruptSpec) -> EmulatedSpec {
     let bar = |kind, prefetchable, size| Some(BarSpec { kind, prefetchable, size });
     EmulatedSpec {
         ids: Ids { vendor: 0x10DE, device: 0x20B8, class: ClassCode::new(0x03_0200), revision: 0xA1, ..Ids::default() },
-        rom: None,
-        sriov: None,
-        ari: false,
         bars: [
             bar(BarKind::Memory32, false, 0x4000),
             bar(BarKind::Memory64, true, 128 << 30),
@@ -32,8 +29,8 @@ fn spec(interrupt: InterruptSpec) -> EmulatedSpec {
         interrupt,
         flr: true,
         clique: Some(Clique::new(5).unwrap()),
-        vendor_capabilities: Vec::new(),
         serial_number: Some(0x0123_4567_89AB_CDEF),
+        ..EmulatedSpec::default()
     }
 }
 

@@ -1,19 +1,17 @@
 //! The planner's numbers in real port and endpoint registers, looked at from outside.
 
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::bar::PORTS;
-use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
-use crate::function::{FunctionId, Shared};
+use crate::emulated::{Attachment, EmulatedSpec};
+use crate::function::FunctionId;
 use crate::hierarchy::Hierarchy;
 use crate::ids::own;
 use crate::link::Link;
-use crate::seams::MsiPort;
-use crate::testing::{FakeEndpoint, FakeMsi};
+use crate::testing::tree;
 use crate::topology::tests::properties::any_topology;
 use crate::topology::tests::{MIB, bars, endpoint_of, mem32, mem64, placed_bars, roomy, topology};
 use crate::topology::tests::{downstream, endpoint, function, io, root_port, upstream};
@@ -38,25 +36,15 @@ type Reachable = Vec<(FunctionId, BarIndex, u64, u64)>;
 
 impl Bench {
     fn programmed(plan: &Plan) -> Self {
-        let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
-        let make = |planned: &PlannedFunction| -> Result<Shared, Infallible> {
-            let PlannedKind::Endpoint(endpoint) = &planned.kind else { panic!("{} is a port", planned.name) };
-            let spec = EmulatedSpec {
-                ids: endpoint.spec.ids,
-                bars: endpoint.spec.bars,
-                rom: endpoint.spec.rom,
-                sriov: endpoint.spec.sriov.as_deref().copied(),
-                ari: endpoint.spec.sriov.is_some() || siblings_beyond_7(plan, planned),
-                on: attachment(plan, planned.on),
-                interrupt: InterruptSpec::None,
-                flr: false,
-                clique: None,
-                vendor_capabilities: Vec::new(),
-                serial_number: None,
-            };
-            Ok(Arc::new(Mutex::new(FakeEndpoint::new(&spec).unwrap())))
-        };
-        let mut tree = Hierarchy::build(plan, &msi, make).unwrap();
+        let mut tree = tree(plan, &Arc::default(), |planned, spec| EmulatedSpec {
+            ids: spec.ids,
+            bars: spec.bars,
+            rom: spec.rom,
+            sriov: spec.sriov.as_deref().copied(),
+            ari: spec.sriov.is_some() || siblings_beyond_7(plan, planned),
+            on: attachment(plan, planned.on),
+            ..EmulatedSpec::default()
+        });
         tree.start(&mut Vec::new());
         Self(tree)
     }

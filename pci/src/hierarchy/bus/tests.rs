@@ -1,16 +1,14 @@
 //! Devices that come to root buses and conventional buses and leave again.
 
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::*;
 use crate::bar::BarSpec;
 use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::ids::{ClassCode, Ids};
-use crate::seams::MsiPort;
-use crate::testing::{FakeEndpoint, FakeMsi};
+use crate::testing::{FakeEndpoint, dword, tree};
 use crate::topology::tests::{endpoint, hot, kept, mem32, mem64, pci_bridge, roomy, root_port, topology};
-use crate::topology::{Plan, PlannedFunction, PlannedKind, Removal};
+use crate::topology::{Plan, Removal};
 
 const MIB: u64 = 1 << 20;
 
@@ -32,21 +30,15 @@ fn spec(bars: [Option<BarSpec>; 6]) -> EndpointSpec {
     EndpointSpec { ids, bars, interrupt_pin: 1, rom: None, sriov: None }
 }
 
-fn function(spec: &EndpointSpec) -> Shared {
-    let spec = EmulatedSpec {
+fn emulated(spec: &EndpointSpec) -> EmulatedSpec {
+    EmulatedSpec {
         ids: spec.ids,
         bars: spec.bars,
         rom: spec.rom,
-        sriov: None,
-        ari: false,
         on: Attachment::Conventional,
         interrupt: InterruptSpec::Intx(spec.interrupt_pin),
-        flr: false,
-        clique: None,
-        vendor_capabilities: Vec::new(),
-        serial_number: None,
-    };
-    Arc::new(Mutex::new(FakeEndpoint::new(&spec).unwrap()))
+        ..EmulatedSpec::default()
+    }
 }
 
 struct Rig {
@@ -58,12 +50,8 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let plan = plan();
-        let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
-        let tree = Hierarchy::build(&plan, &msi, |planned: &PlannedFunction| -> Result<Shared, Infallible> {
-            let PlannedKind::Endpoint(endpoint) = &planned.kind else { panic!("a port") };
-            Ok(function(&spec(endpoint.spec.bars)))
-        });
-        let mut rig = Self { tree: tree.unwrap(), plan, effects: Vec::new() };
+        let tree = tree(&plan, &Arc::default(), |_, planned| emulated(&spec(planned.bars)));
+        let mut rig = Self { tree, plan, effects: Vec::new() };
         rig.tree.start(&mut rig.effects);
         rig.effects.clear();
         rig
@@ -75,7 +63,8 @@ impl Rig {
 
     fn newcomer(&mut self, at: Devfn, bars: [Option<BarSpec>; 6]) -> Newcomer {
         let (id, spec) = (self.tree.next_id(), spec(bars));
-        Newcomer { id, name: Name(format!("n{}", id.0)), at, function: function(&spec), spec, mirrored: false }
+        let function = FakeEndpoint::shared(&emulated(&spec));
+        Newcomer { id, name: Name(format!("n{}", id.0)), at, function, spec, mirrored: false }
     }
 
     fn add(&mut self, on: Parent, at: Devfn, bars: [Option<BarSpec>; 6]) -> Result<FunctionId, PlugError> {
@@ -89,9 +78,7 @@ impl Rig {
     }
 
     fn read(&mut self, bus: u8, at: Devfn, offset: u16) -> u32 {
-        let mut data = [0; 4];
-        self.tree.read(0, Bdf::new(bus, at), offset, &mut data);
-        u32::from_le_bytes(data)
+        dword(&mut self.tree, Bdf::new(bus, at), offset)
     }
 
     /// Assigns BAR 0 and switches decoding on.

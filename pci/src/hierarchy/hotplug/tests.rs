@@ -2,8 +2,7 @@
 
 mod races;
 
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::*;
 use crate::address::Bdf;
@@ -11,11 +10,10 @@ use crate::bar::{BarKind, BarSpec};
 use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
-use crate::seams::MsiPort;
 use crate::slot::SlotEvent;
-use crate::testing::{FakeEndpoint, FakeIntx, FakeMsi};
+use crate::testing::{FakeEndpoint, FakeIntx, FakeMsi, dword, tree};
 use crate::topology::tests::{downstream, endpoint, hot, kept, mem32, mem64, roomy, root_port, topology, upstream};
-use crate::topology::{Plan, PlannedFunction, PlannedKind};
+use crate::topology::{Plan, PlannedKind};
 
 const MIB: u64 = 1 << 20;
 
@@ -37,21 +35,14 @@ fn plan() -> Plan {
     topology(nodes).plan(&roomy()).unwrap()
 }
 
-fn device(number: u16, bars: [Option<BarSpec>; 6]) -> Shared {
-    let spec = EmulatedSpec {
+fn device(number: u16, bars: [Option<BarSpec>; 6]) -> EmulatedSpec {
+    EmulatedSpec {
         ids: Ids { vendor: 0x1234, device: number, class: ClassCode::new(0x08_8000), ..Ids::default() },
         bars,
-        rom: None,
-        sriov: None,
-        ari: false,
         on: Attachment::Link(Link::default()),
         interrupt: InterruptSpec::Intx(2),
-        flr: false,
-        clique: None,
-        vendor_capabilities: Vec::new(),
-        serial_number: None,
-    };
-    Arc::new(Mutex::new(FakeEndpoint::new(&spec).unwrap()))
+        ..EmulatedSpec::default()
+    }
 }
 
 fn needs(bars: [Option<BarSpec>; 6]) -> EndpointSpec {
@@ -72,12 +63,8 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let (plan, sent) = (plan(), Arc::new(FakeMsi::default()));
-        let msi: Arc<dyn MsiPort> = sent.clone();
-        let tree = Hierarchy::build(&plan, &msi, |planned: &PlannedFunction| -> Result<Shared, Infallible> {
-            let PlannedKind::Endpoint(endpoint) = &planned.kind else { panic!("a port") };
-            Ok(device(0xC01D, endpoint.spec.bars))
-        });
-        let mut rig = Self { tree: tree.unwrap(), plan, sent, effects: Vec::new() };
+        let tree = tree(&plan, &sent, |_, spec| device(0xC01D, spec.bars));
+        let mut rig = Self { tree, plan, sent, effects: Vec::new() };
         rig.tree.start(&mut rig.effects);
         rig.effects.clear();
         rig
@@ -104,7 +91,7 @@ impl Rig {
             id: self.tree.next_id(),
             name: Name(format!("dev{number}.{function}")),
             at: Devfn::new(0, function),
-            function: device(number + u16::from(function), small()),
+            function: FakeEndpoint::shared(&device(number + u16::from(function), small())),
             spec: needs(small()),
             mirrored: false,
         }
@@ -122,9 +109,7 @@ impl Rig {
     }
 
     fn read(&mut self, bus: u8, function: u8, offset: u16) -> u32 {
-        let mut data = [0; 4];
-        self.tree.read(0, Bdf::new(bus, Devfn::new(0, function)), offset, &mut data);
-        u32::from_le_bytes(data)
+        dword(&mut self.tree, Bdf::new(bus, Devfn::new(0, function)), offset)
     }
 
     fn write(&mut self, bus: u8, offset: u16, value: u32) {
@@ -248,8 +233,14 @@ fn case_b1_a_device_without_room_is_refused_before_it_is_attached() {
         assert!(text.contains(fact), "{text} lacks {fact}");
     }
     let (port, id) = (rig.id("rp0"), rig.tree.next_id());
-    let newcomer =
-        Newcomer { id, name: "gpu".into(), at: Devfn::ZERO, function: device(9, gpu), spec: needs(gpu), mirrored: false };
+    let newcomer = Newcomer {
+        id,
+        name: "gpu".into(),
+        at: Devfn::ZERO,
+        function: FakeEndpoint::shared(&device(9, gpu)),
+        spec: needs(gpu),
+        mirrored: false,
+    };
     assert_eq!(rig.tree.plug(port, vec![newcomer], &mut Vec::new()), Err(error));
     assert_eq!(rig.read(rig.bus("rp0"), 0, 0), u32::MAX);
     rig.add("rp0", 1, &[0]).unwrap();
@@ -390,9 +381,7 @@ fn a_switch_that_is_taken_out_takes_everything_with_it() {
         endpoint("e", "dp", &[mem32(MIB)]),
     ];
     let plan = topology(nodes).plan(&roomy()).unwrap();
-    let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
-    let make = |_: &PlannedFunction| -> Result<Shared, Infallible> { Ok(device(1, small())) };
-    let mut tree = Hierarchy::build(&plan, &msi, make).unwrap();
+    let mut tree = tree(&plan, &Arc::default(), |_, _| device(1, small()));
     tree.start(&mut Vec::new());
     let port = plan.by_name("rp").unwrap().id;
     assert_eq!(tree.unplug(port, &mut Vec::new()).unwrap().len(), 1);

@@ -1,27 +1,23 @@
 //! Virtual functions that a guest enables, moves and disables.
 
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::*;
 use crate::address::Bdf;
-use crate::bar::BarSpec;
-use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
+use crate::emulated::{Attachment, EmulatedSpec};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::regs::header;
-use crate::seams::MsiPort;
 use crate::sriov::SriovSpec;
 use crate::state::{Reader, Writer};
-use crate::testing::{FakeEndpoint, FakeMsi};
-use crate::topology::tests::{endpoint, mem32, mem64, roomy, root_port, topology};
-use crate::topology::{NodeKind, Plan, PlannedFunction, PlannedKind};
+use crate::testing::{dword, tree};
+use crate::topology::tests::{endpoint, endpoint_of, mem32, mem64, roomy, root_port, topology, vfs, with_vfs};
+use crate::topology::{Plan, PlannedKind};
 
 const MIB: u64 = 1 << 20;
 
 fn sriov(total_vfs: u16, first_offset: u16, stride: u16) -> SriovSpec {
-    let bars: [Option<BarSpec>; 6] = [Some(mem64(MIB)), None, Some(mem32(4096)), None, None, None];
-    SriovSpec { total_vfs, first_offset, stride, vf_device: 0x101A, bars }
+    vfs(total_vfs, first_offset, stride, &[mem64(MIB), mem32(4096)])
 }
 
 struct Rig {
@@ -35,31 +31,19 @@ struct Rig {
 
 impl Rig {
     fn new(spec: SriovSpec) -> Self {
-        let mut nodes = vec![root_port("rp", "rc0"), endpoint("pf", "rp", &[mem32(MIB)]), root_port("rp1", "rc0")];
-        if let NodeKind::Endpoint(endpoint) = &mut nodes[1].kind {
-            endpoint.sriov = Some(Box::new(spec));
-        }
+        let physical = with_vfs(endpoint("pf", "rp", &[mem32(MIB)]), Some(spec));
+        let nodes = vec![root_port("rp", "rc0"), physical, root_port("rp1", "rc0")];
         let plan = topology(nodes).plan(&roomy()).unwrap();
-        let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
-        let tree = Hierarchy::build(&plan, &msi, |planned: &PlannedFunction| -> Result<Shared, Infallible> {
-            let PlannedKind::Endpoint(endpoint) = &planned.kind else { panic!("a port") };
-            let spec = EmulatedSpec {
-                ids: Ids { vendor: 0x1234, device: 1, class: ClassCode::new(0x02_0000), ..Ids::default() },
-                bars: endpoint.spec.bars,
-                rom: None,
-                sriov: endpoint.spec.sriov.as_deref().copied(),
-                ari: true,
-                on: Attachment::Link(Link::default()),
-                interrupt: InterruptSpec::None,
-                flr: true,
-                clique: None,
-                vendor_capabilities: Vec::new(),
-                serial_number: None,
-            };
-            Ok(Arc::new(Mutex::new(FakeEndpoint::new(&spec).unwrap())))
+        let tree = tree(&plan, &Arc::default(), |_, spec| EmulatedSpec {
+            ids: Ids { vendor: 0x1234, device: 1, class: ClassCode::new(0x02_0000), ..Ids::default() },
+            bars: spec.bars,
+            sriov: spec.sriov.as_deref().copied(),
+            ari: true,
+            on: Attachment::Link(Link::default()),
+            flr: true,
+            ..EmulatedSpec::default()
         });
-        let mut rig =
-            Self { tree: tree.unwrap(), at: plan.by_name("pf").unwrap().at.bdf, plan, effects: Vec::new(), capability: 0 };
+        let mut rig = Self { tree, at: plan.by_name("pf").unwrap().at.bdf, plan, effects: Vec::new(), capability: 0 };
         rig.tree.start(&mut rig.effects);
         rig.effects.clear();
         let mut offset = 0x100;
@@ -72,9 +56,7 @@ impl Rig {
     }
 
     fn read(&mut self, at: Bdf, offset: u16) -> u32 {
-        let mut data = [0; 4];
-        self.tree.read(0, at, offset, &mut data);
-        u32::from_le_bytes(data)
+        dword(&mut self.tree, at, offset)
     }
 
     fn write(&mut self, at: Bdf, offset: u16, data: &[u8]) {
@@ -105,8 +87,7 @@ impl Rig {
     }
 
     fn vf_bar(&self, bar: usize) -> u64 {
-        let PlannedKind::Endpoint(endpoint) = &self.plan.by_name("pf").unwrap().kind else { panic!("a port") };
-        endpoint.vf_bars[bar].unwrap()
+        endpoint_of(&self.plan, "pf").vf_bars[bar].unwrap()
     }
 }
 
