@@ -5,25 +5,24 @@
 #include "device.h"
 #include "pci.h"
 #include "runtime.h"
+#include "virtio.h"
 
 enum { RINGS = 32 << 20, QUEUE = 4, VECTOR = 0x31, DEVICES = 4 };
-enum { FEATURE_SELECT = 0x08, FEATURE = 0x0c, CONFIG_VECTOR = 0x10, STATUS = 0x14, QUEUE_SELECT = 0x16, SIZE = 0x18,
-       ENABLE = 0x1c, DESCRIPTORS = 0x20, AVAILABLE = 0x28, USED = 0x30 };
+enum { NODES = 1, UNPLUGGED_IS_LEFT_ALONE = 2 }; /* features */
 enum { BLOCK = 0, NODE = 8, ADDRESS = 16, REGION = 24, USABLE = 32, PLUGGED = 40, REQUESTED = 48 };
 enum { PLUG, UNPLUG, UNPLUG_ALL, STATE };
 enum { ACK, NACK, BUSY, ERROR };
-enum { NEXT = 1, WRITE = 2 };
 
-struct descriptor { u64 at; u32 len; u16 flags, next; };
 struct request { u16 type, padding[3]; u64 at; u16 count, more[3]; };
 struct response { u16 type, padding[3], state; };
-struct memory { place at; u64 common, doorbell, config, rings, block; u16 sent; };
+struct memory { struct virtio device; u64 rings, block; u16 sent; };
 
 static struct memory devices[DEVICES];
 static u32 count;
 
 static u64 field(struct memory *memory, u32 offset) {
-    return (u64)read32(memory->config + offset + 4) << 32 | read32(memory->config + offset);
+    u64 at = memory->device.config + offset;
+    return (u64)read32(at + 4) << 32 | read32(at);
 }
 
 /* Sends a request and waits for its answer. */
@@ -34,12 +33,12 @@ static struct response ask(struct memory *memory, u16 type, u64 at, u16 blocks) 
     struct descriptor *chain = (void *)descriptors;
     *request = (struct request){.type = type, .at = at, .count = blocks};
     *response = (struct response){.type = 0xffff};
-    chain[0] = (struct descriptor){(u64)request, sizeof *request, NEXT, 1};
-    chain[1] = (struct descriptor){(u64)response, sizeof *response, WRITE, 0};
+    chain[0] = (struct descriptor){(u64)request, sizeof *request, DESCRIPTOR_NEXT, 1};
+    chain[1] = (struct descriptor){(u64)response, sizeof *response, DESCRIPTOR_WRITE, 0};
     write16(available + 4 + 2 * (memory->sent % QUEUE), 0);
     memory->sent++;
     write16(available + 2, memory->sent);
-    write32(memory->doorbell, 0);
+    write32(memory->device.doorbell, 0);
     volatile u16 *served = (void *)(used + 2);
     for (u32 i = 0; *served != memory->sent && i < 10000000; i++)
         short_pause();
@@ -52,55 +51,25 @@ static void expect(struct memory *memory, u16 type, u64 at, u16 blocks, u16 answ
     require(got == answer, "request %u of %u blocks at %lx: answer %u, not %u", type, blocks, at, got, answer);
 }
 
-static void write_address(struct memory *memory, u32 offset, u64 value) {
-    write32(memory->common + offset, (u32)value);
-    write32(memory->common + offset + 4, (u32)(value >> 32));
-}
-
 static void find(struct function *function) {
-    if (function->id != 0x10581af4 || count == DEVICES)
+    struct virtio device;
+    if (count == DEVICES || !virtio_find(function, VIRTIO_MEMORY, &device))
         return;
+    require(device.config, "a memory device lacks a structure");
     struct memory *memory = &devices[count];
-    *memory = (struct memory){.at = function->at, .rings = RINGS + count * 0x10000};
+    *memory = (struct memory){.device = device, .rings = RINGS + count * 0x10000};
     count++;
-    u32 at = config_read(function->at, CAPABILITY_LIST, 1);
-    for (u32 i = 0; at && i < 48; i++, at = config_read(function->at, at + 1, 1)) {
-        if (config_read(function->at, at, 1) != CAP_VENDOR)
-            continue;
-        u64 structure = function->bars[0].base + config_read(function->at, at + 8, 4);
-        u32 type = config_read(function->at, at + 3, 1);
-        if (type == 1)
-            memory->common = structure;
-        if (type == 2)
-            memory->doorbell = structure;
-        if (type == 4)
-            memory->config = structure;
-    }
-    reach(function->bars[0].base, function->bars[0].size);
-    config_write(function->at, COMMAND, 2, DECODE_MEMORY | BUS_MASTER);
-    require(memory->common && memory->doorbell && memory->config, "a memory device lacks a structure");
     for (u64 word = memory->rings; word < memory->rings + 0x4000; word += 8)
         write64(word, 0);
     msix_fill(function, 0, VECTOR);
     msix_control(function->at, MSIX_ON);
-    write8(memory->common + STATUS, 0);
-    write8(memory->common + STATUS, 3);
-    write32(memory->common + FEATURE_SELECT, 0);
-    write32(memory->common + FEATURE, 3); /* node, and blocks that are not plugged are left alone */
-    write32(memory->common + FEATURE_SELECT, 1);
-    write32(memory->common + FEATURE, 1);
-    write8(memory->common + STATUS, 11);
-    write16(memory->common + CONFIG_VECTOR, 0);
-    write16(memory->common + QUEUE_SELECT, 0);
-    write16(memory->common + SIZE, QUEUE);
-    write_address(memory, DESCRIPTORS, memory->rings);
-    write_address(memory, AVAILABLE, memory->rings + 0x1000);
-    write_address(memory, USED, memory->rings + 0x2000);
-    write16(memory->common + ENABLE, 1);
-    write8(memory->common + STATUS, 15);
+    virtio_begin(&device, NODES | UNPLUGGED_IS_LEFT_ALONE);
+    write16(device.common + VIRTIO_CONFIG_VECTOR, 0);
+    virtio_queue(&device, 0, QUEUE, memory->rings, memory->rings + 0x1000, memory->rings + 0x2000, VIRTIO_NO_VECTOR);
+    virtio_ready(&device);
     memory->block = field(memory, BLOCK);
     say("region %lx size %lx block %lx node %u\n", field(memory, ADDRESS), field(memory, REGION), memory->block,
-        read16(memory->config + NODE));
+        read16(device.config + NODE));
     require(field(memory, PLUGGED) == 0, "blocks are plugged that nobody plugged");
 }
 

@@ -1,5 +1,5 @@
-/* Two consoles: a line that is typed on the serial port comes back there as `serial: LINE`, one that is typed on the virtio console
- * (virtio 1.2, 5.3) as `console: LINE` there. Prints `ready` on both. Never ends. */
+/* Two consoles: a line that is typed on the serial port comes back there as `serial: LINE`, one that is typed on the virtio
+ * console (virtio 1.2, 5.3) as `console: LINE` there. Prints `ready` on both. Never ends. */
 #include "device.h"
 #include "runtime.h"
 #include "virtio.h"
@@ -25,7 +25,7 @@ static void make(u32 queue, u32 length) {
 }
 
 static void start(void) {
-    virtio_begin(&console);
+    virtio_begin(&console, 0);
     for (u16 queue = INPUT; queue <= OUTPUT; queue++) {
         for (u64 at = 0; at < DATA_AT; at += 8)
             write64(part(queue, at), 0);

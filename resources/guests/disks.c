@@ -32,7 +32,7 @@ static volatile u32 started, stop, stopped;
 static u64 pattern(u64 offset) { return (offset + 8) * 0x9e3779b97f4a7c15; }
 
 static void start(struct disk *disk) {
-    virtio_begin(&disk->virtio);
+    virtio_begin(&disk->virtio, 0);
     for (u64 at = disk->area; at < disk->area + DATA_AT; at += 8)
         write64(at, 0);
     u16 vector = VIRTIO_NO_VECTOR;

@@ -1,5 +1,5 @@
-/* The copy engine of every stub: to and from RAM, within and between BARs, unaligned, of one byte and of 1 MiB; and what
- * must be refused: bus mastering off here or at a bridge above, addresses that nobody answers, a peer with decode off, bad lengths.
+/* The copy engine of every stub: to and from RAM, within and between BARs, unaligned, of one byte and of 1 MiB; and what must
+ * be refused: bus mastering off here or at a bridge above, addresses that nobody answers, a peer with decode off, bad lengths.
  * Prints `copied PLACE N times` for each engine. */
 #include "device.h"
 #include "runtime.h"

@@ -1,12 +1,12 @@
-/* Keeps everything busy and in order, for pauses and snapshots: counts rounds in RAM; in each round every virtio disk writes and
- * reads a sector, every source of random numbers fills a buffer, every stub with a copy engine copies. A local timer ticks.
- * Typed `c` prints `count ROUNDS ticks TICKS interrupts N disks D random R stubs S`; `q` ends with PASS. Anything out of order ends with
- * FAIL: a count that went back, time that went back, data that is not what was written, a stub that forgot its scratch. */
+/* Keeps everything busy and in order, for pauses and snapshots: counts rounds in RAM; in each round every virtio disk writes
+ * and reads a sector, every source of random numbers fills a buffer, every stub with a copy engine copies. A local timer
+ * ticks. Typed `c` prints `count ROUNDS ticks TICKS interrupts N disks D random R stubs S`; `q` ends with PASS. Anything out
+ * of order ends with FAIL: a count that went back, time that went back, data that is not what was written, a stub that forgot
+ * its scratch. */
 #include "device.h"
 #include "runtime.h"
 #include "virtio.h"
 
-enum { RANDOM_NUMBERS = 4 };
 enum { SCRATCH = 32 << 20, AREA = 64 << 10, QUEUE = 16, DEVICES = 8, TICK = 0x40 };
 enum { APIC_TIMER = 0x320, APIC_INITIAL = 0x380, APIC_DIVIDE = 0x3e0, PERIODIC = 1 << 17 };
 
@@ -32,7 +32,7 @@ static void open_lane(struct lane *lane, struct virtio device, struct function *
         write64(at, 0);
     msix_fill(function, 0, (u8)(FIRST_VECTOR + opened++));
     msix_control(device.at, MSIX_ON);
-    virtio_begin(&device);
+    virtio_begin(&device, 0);
     virtio_queue(&device, 0, QUEUE, area, area + 0x1000, area + 0x2000, 0);
     virtio_ready(&device);
 }
@@ -102,7 +102,7 @@ void guest(void) {
         struct virtio device;
         if (disk_count < DEVICES && virtio_find(&functions[i], VIRTIO_DISK, &device))
             open_lane(&disks[disk_count++], device, &functions[i]);
-        else if (source_count < DEVICES && virtio_find(&functions[i], RANDOM_NUMBERS, &device))
+        else if (source_count < DEVICES && virtio_find(&functions[i], VIRTIO_RANDOM, &device))
             open_lane(&sources[source_count++], device, &functions[i]);
     }
     for (u32 i = 0; stub_count < DEVICES && stub(i); i++) {

@@ -1,6 +1,6 @@
-/* An honest driver of network interfaces whose other side sends back what it gets (virtio 1.2, 2.7, 4.1.4 and 5.1): on each one it
- * sends `packets=N` (default 16) packets of `bytes=N` (default 1000), one after the other, and compares what comes back.
- * Prints `interface N packets P` for each. */
+/* An honest driver of network interfaces whose other side sends back what it gets (virtio 1.2, 2.7, 4.1.4 and 5.1): on each
+ * one it sends `packets=N` (default 16) packets of `bytes=N` (default 1000), one after the other, and compares what comes
+ * back. Prints `interface N packets P` for each. */
 #include "device.h"
 #include "runtime.h"
 #include "virtio.h"
@@ -17,7 +17,7 @@ struct interface {
 static u64 part(struct interface *net, u32 queue, u64 offset) { return net->area + QUEUE_SIZE * queue + offset; }
 
 static void start(struct interface *net) {
-    virtio_begin(&net->virtio);
+    virtio_begin(&net->virtio, 0);
     for (u16 queue = RECEIVE; queue <= SEND; queue++) {
         for (u64 at = 0; at < DATA_AT; at += 8)
             write64(part(net, queue, at), 0);

@@ -49,7 +49,7 @@ static u32 some_length(void) {
 }
 
 static void start(struct virtio *disk, u64 descriptors, u64 available, u64 used) {
-    virtio_begin(disk);
+    virtio_begin(disk, 0);
     virtio_queue(disk, 0, QUEUE, descriptors, available, used, VIRTIO_NO_VECTOR);
     virtio_ready(disk);
 }

@@ -1,6 +1,6 @@
-/* The guest's side of sockets (virtio 1.2, 5.10). Refuses every connection until a line `l` comes on the serial port, then accepts all
- * and sends back what comes; after a line `h` it accepts, and takes nothing any more from whoever is connected. Prints `ready`,
- * then `listening` and `holding` when it follows. Never ends. */
+/* The guest's side of sockets (virtio 1.2, 5.10). Refuses every connection until a line `l` comes on the serial port, then
+ * accepts all and sends back what comes; after a line `h` it accepts, and takes nothing any more from whoever is connected.
+ * Prints `ready`, then `listening` and `holding` when it follows. Never ends. */
 #include "device.h"
 #include "runtime.h"
 #include "virtio.h"
@@ -36,7 +36,7 @@ static void make(u32 queue, u32 length) {
 }
 
 static void start(void) {
-    virtio_begin(&sockets);
+    virtio_begin(&sockets, 0);
     for (u16 queue = RECEIVE; queue <= EVENTS; queue++) {
         for (u64 at = 0; at < DATA_AT; at += 8)
             write64(part(queue, at), 0);

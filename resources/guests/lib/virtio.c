@@ -5,7 +5,7 @@
 bool virtio_find(struct function *function, u32 kind, struct virtio *device) {
     if (function->id != ((0x1040 + kind) << 16 | 0x1af4) || !function->bars[0].base)
         return false;
-    *device = (struct virtio){function->at, 0, 0, 0, 0};
+    *device = (struct virtio){.at = function->at};
     u32 at = config_read(function->at, CAPABILITY_LIST, 1);
     for (u32 i = 0; at && i < 48; i++, at = config_read(function->at, at + 1, 1)) {
         if (config_read(function->at, at, 1) != CAP_VENDOR)
@@ -18,6 +18,8 @@ bool virtio_find(struct function *function, u32 kind, struct virtio *device) {
             device->doorbell = structure;
             device->step = config_read(function->at, at + 16, 4);
         }
+        if (type == 4)
+            device->config = structure;
         if (type == 5)
             device->window = at;
     }
@@ -31,9 +33,11 @@ static void write_address(struct virtio *device, u32 offset, u64 value) {
     write32(device->common + offset + 4, (u32)(value >> 32));
 }
 
-void virtio_begin(struct virtio *device) {
+void virtio_begin(struct virtio *device, u32 features) {
     write8(device->common + VIRTIO_STATUS, 0);
     write8(device->common + VIRTIO_STATUS, 3);
+    write32(device->common + VIRTIO_FEATURE_SELECT, 0);
+    write32(device->common + VIRTIO_FEATURE, features);
     write32(device->common + VIRTIO_FEATURE_SELECT, 1);
     write32(device->common + VIRTIO_FEATURE, 1);
     write8(device->common + VIRTIO_STATUS, 11);

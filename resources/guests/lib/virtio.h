@@ -5,13 +5,14 @@
 struct virtio {
     place at;
     u64 common, doorbell; /* addresses of the structures; the doorbell is queue 0's */
+    u64 config;           /* address of what belongs to its kind; 0 without */
     u32 step;             /* from a queue's doorbell to the next one's */
     u32 window;           /* offset of the capability for accesses through configuration space */
 };
 
-enum { VIRTIO_NET = 1, VIRTIO_DISK = 2, VIRTIO_CONSOLE = 3, VIRTIO_SOCKETS = 19 };
-enum { VIRTIO_FEATURE_SELECT = 0x08, VIRTIO_FEATURE = 0x0c, VIRTIO_STATUS = 0x14, VIRTIO_QUEUE_SELECT = 0x16, VIRTIO_SIZE = 0x18,
-       VIRTIO_VECTOR = 0x1a, VIRTIO_ENABLE = 0x1c, VIRTIO_DESCRIPTORS = 0x20, VIRTIO_AVAILABLE = 0x28, VIRTIO_USED = 0x30 };
+enum { VIRTIO_NET = 1, VIRTIO_DISK = 2, VIRTIO_CONSOLE = 3, VIRTIO_RANDOM = 4, VIRTIO_SOCKETS = 19, VIRTIO_MEMORY = 24 };
+enum { VIRTIO_FEATURE_SELECT = 0x08, VIRTIO_FEATURE = 0x0c, VIRTIO_CONFIG_VECTOR = 0x10, VIRTIO_STATUS = 0x14,
+       VIRTIO_QUEUE_SELECT = 0x16, VIRTIO_SIZE = 0x18, VIRTIO_VECTOR = 0x1a, VIRTIO_ENABLE = 0x1c, VIRTIO_DESCRIPTORS = 0x20, VIRTIO_AVAILABLE = 0x28, VIRTIO_USED = 0x30 };
 enum { VIRTIO_NO_VECTOR = 0xffff };
 enum { DESCRIPTOR_NEXT = 1, DESCRIPTOR_WRITE = 2, DESCRIPTOR_INDIRECT = 4 };
 
@@ -19,8 +20,8 @@ struct descriptor { u64 at; u32 len; u16 flags, next; };
 
 /* The structures of a device of this kind; false for another function. Switches decode and bus mastering on. */
 bool virtio_find(struct function *function, u32 kind, struct virtio *device);
-/* Reset, then a driver that takes VIRTIO_F_VERSION_1 and nothing else. */
-void virtio_begin(struct virtio *device);
+/* Reset, then a driver that takes VIRTIO_F_VERSION_1 and these of the features 0 to 31, and nothing else. */
+void virtio_begin(struct virtio *device, u32 features);
 /* Sets a queue up whose three parts are at these addresses. */
 void virtio_queue(struct virtio *device, u16 queue, u16 size, u64 descriptors, u64 available, u64 used, u16 vector);
 /* The driver is ready. */
