@@ -7,12 +7,14 @@
 //! | what does a user at a terminal see? | [`terminal`] |
 //! | what does a client of the API socket get? | [`server`] |
 //! | what did a bare-metal guest find? | [`guest`] |
+//! | does a guest go on with all its devices in order? | [`busy`] |
 //! | what does a process that serves a device see? | [`vhost_user`] |
 //!
 //! Nothing here links with Banyan. Tests that need KVM carry `#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]`: where
 //! there is none they are counted as ignored.
 #![forbid(unsafe_code)]
 
+pub mod busy;
 pub mod executable;
 pub mod guest;
 pub mod process;

@@ -111,6 +111,14 @@ impl Server {
         self.call("PUT vm.add-device", &format!(r#"{{"banyan":"{device}"}}"#))
     }
 
+    /// Adds a device while the guest runs; panics unless it comes. What vm.add-device says of it.
+    #[track_caller]
+    pub fn adds(&self, device: &str) -> String {
+        let (status, reply) = self.add(device);
+        assert_eq!(status, 200, "{device}: {reply}");
+        reply
+    }
+
     /// Panics unless the device is refused with this status and these words.
     #[track_caller]
     pub fn refuses(&self, device: &str, status: u16, parts: &[&str]) {
@@ -144,6 +152,13 @@ impl Server {
         };
         let entries = devices.split('}').filter(|entry| entry.contains(r#""id":"#));
         entries.map(|entry| format!("{}@{}", value(entry, "id"), value(entry, "port"))).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Ends the process by vmm.shutdown, which it does with exit code 0.
+    #[track_caller]
+    pub fn shuts_down(self) {
+        self.expect("PUT vmm.shutdown", "", 204);
+        self.ends(0);
     }
 
     /// Waits for the end, which must come with this exit code and without the socket's file.

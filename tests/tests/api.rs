@@ -36,8 +36,7 @@ fn a_machine_that_cannot_be_is_refused_when_it_is_created() {
     server.expect("PUT vm.boot", "", 204);
     assert_eq!(server.create(&kernel, "").0, 405);
     server.expect("PUT vm.delete", "", 204);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -99,8 +98,7 @@ fn commands_at_once_from_many_clients_are_all_answered() {
         })
         .collect();
     clients.into_iter().for_each(|client| client.join().unwrap());
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -144,7 +142,7 @@ fn case_b3_a_device_that_cannot_be_added_is_told_what_there_is() {
     server.refuses("stub,id=b,function=1", 400, &["functions 1 are no device", "leave out"]);
     server.refuses("stub,id=b,bar0=512G:mem64:prefetchable", 409, &["port1", "prefetchable window lacks"]);
     server.refuses("stub,id=b,bar0=1G:mem32", 409, &["port1", "memory window lacks"]);
-    assert_eq!(server.add("stub,id=b").0, 200);
+    server.adds("stub,id=b");
     server.refuses("stub,id=c", 409, &["no hot-plug port is free", "`port0` has `a`", "`port1` has `b`"]);
     // This guest takes note of nothing.
     assert_eq!((server.remove("a"), server.remove("a"), server.remove("cold"), server.remove("none")), (204, 409, 400, 404));
@@ -198,7 +196,7 @@ fn devices_that_came_and_went_stay_so_through_a_reset() {
     // One after the other: a guest that looks at its slots in turn may see two changes in either order.
     assert_eq!(server.remove("c0"), 204);
     server.process.expect("left 01:00.0");
-    assert_eq!(server.add(&format!("stub,id=hot,on=port2,{WORKER}")).0, 200);
+    server.adds(&format!("stub,id=hot,on=port2,{WORKER}"));
     server.process.expect("came 03:00.0");
     // A request for a reset is none of the guest's.
     for _ in 0..3 {
@@ -213,10 +211,9 @@ fn devices_that_came_and_went_stay_so_through_a_reset() {
     assert_eq!(server.remove("hot"), 204);
     server.expect("PUT vm.reboot", "", 204);
     assert_eq!(server.devices(), "c1@port1");
-    assert_eq!(server.add("stub,id=hot,on=port3").0, 200);
+    server.adds("stub,id=hot,on=port3");
     server.process.expect("came 04:00.0");
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -224,7 +221,7 @@ fn devices_that_came_and_went_stay_so_through_a_reset() {
 fn a_guest_that_resets_itself_finds_the_devices_that_came() {
     let mut server = Server::run(&slots("", "root-ports=2"));
     server.process.expect("slots 2");
-    assert_eq!(server.add(&format!("stub,id=hot,on=port1,{WORKER}")).0, 200);
+    server.adds(&format!("stub,id=hot,on=port1,{WORKER}"));
     server.process.expect("came 02:00.0");
     server.process.send("r");
     server.process.expect("slots 2");
@@ -248,7 +245,7 @@ fn functions_of_one_device_leave_together_and_free_their_names() {
     server.process.expect("left 01:00.0");
     server.until("PUT vm.remove-device", r#"{"id":"f0"}"#, 404);
     assert_eq!(server.devices(), "");
-    assert_eq!(server.add("stub,id=f0").0, 200);
+    server.adds("stub,id=f0");
     server.process.expect("came 01:00.0");
 }
 

@@ -50,8 +50,7 @@ fn what_comes_without_a_port_is_where_kata_looks_for_it() {
     server.expect("PUT vm.remove-device", &remove, 204);
     server.expect("PUT vm.remove-device", &remove, 409);
     server.expect("PUT vm.remove-device", r#"{"id":"nobody"}"#, 404);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -69,8 +68,7 @@ fn a_full_bus_is_told_and_the_guest_goes_on() {
     server.expect("PUT vm.resume", "", 204);
     server.expect("PUT vm.reboot", "", 204);
     assert_eq!(server.devices().matches("s31@rc0").count(), 1, "what came stays through a reset");
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -84,8 +82,7 @@ fn the_operator_can_send_what_comes_to_ports() {
     let reply = server.expect("PUT vm.add-disk", &body, 200);
     assert_eq!((value(&reply, "pci_path").matches('/').count(), value(&reply, "bdf").as_str()), (1, "0000:01:00.0"));
     server.refuses("stub", 409, &["no hot-plug port is free", "`port0` has `d`"]);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -107,7 +104,7 @@ fn those_who_listen_hear_a_life_from_its_beginning_to_the_end_of_the_process() {
     server.expect("PUT vm.boot", "", 204);
     hears(r#""phase":"starting""#);
     hears(r#""phase":"running""#);
-    assert_eq!(server.add("stub,id=late").0, 200);
+    server.adds("stub,id=late");
     hears(r#""id":"late""#);
     server.expect("PUT vm.pause", "", 204);
     hears(r#""phase":"paused""#);

@@ -17,11 +17,11 @@ fn follower(options: &str, pcie: &str) -> Guest {
 fn devices_come_to_a_conventional_bus_and_leave_when_the_guest_lets_go() {
     let mut server = Server::run(&follower("", "hot-plug=bridge-port"));
     server.process.expect("slots 0");
-    assert_eq!(server.add("stub,id=a,bar0=64K:mem32,intx=A").0, 200);
+    server.adds("stub,id=a,bar0=64K:mem32,intx=A");
     server.process.expect("came 02:00.0 1b36:10bd pin 1, first 256 bytes alone");
-    assert_eq!(server.add("stub,id=b,bar0=1M:mem32,device=7,attach=pci").0, 200);
+    server.adds("stub,id=b,bar0=1M:mem32,device=7,attach=pci");
     server.process.expect("came 02:07.0");
-    assert_eq!(server.add("stub,id=c,on=bridge0").0, 200);
+    server.adds("stub,id=c,on=bridge0");
     server.process.expect("came 02:01.0");
     assert_eq!(server.devices(), "a@bridge0 c@bridge0 b@bridge0");
     server.refuses("stub,device=7", 409, &["device number 7 of the bus of bridge0", "27 of 30 device numbers free"]);
@@ -70,7 +70,7 @@ fn what_came_to_a_conventional_bus_is_there_after_a_reset_and_what_left_is_not()
     let guest = follower("", "hot-plug=bridge-port,cold-plug=bridge-port");
     let mut server = Server::run(&guest.devices(&["stub,id=cold0,bar0=64K:mem32", "stub,id=cold1"]));
     server.process.expect("slots 0");
-    assert_eq!(server.add("stub,id=late,bar0=1M:mem32").0, 200);
+    server.adds("stub,id=late,bar0=1M:mem32");
     server.process.expect("came 02:02.0");
     assert_eq!(server.remove("cold1"), 204);
     server.process.expect("let go of 02:01.0");
@@ -80,7 +80,7 @@ fn what_came_to_a_conventional_bus_is_there_after_a_reset_and_what_left_is_not()
     assert_eq!(server.devices(), "cold0@bridge0 late@bridge0");
     let info = server.expect("GET vm.devices", "", 200);
     assert!(info.contains(r#""bdf":"0000:02:02.0""#), "{info}");
-    assert_eq!(server.add("stub,id=again").0, 200);
+    server.adds("stub,id=again");
     server.process.expect("came 02:01.0");
     assert_eq!(server.remove("late"), 204);
     server.process.expect("let go of 02:02.0");

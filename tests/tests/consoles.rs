@@ -99,8 +99,7 @@ fn case_g3_two_terminals_keep_their_input_apart_and_stay_where_they_are_through_
         serial.text.clear();
         console.text.clear();
     }
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]

@@ -56,8 +56,7 @@ fn case_e1_a_start_is_answered_before_memory_is_there() {
     let info = server.expect("GET vm.info", "", 200);
     assert!(info.contains(r#""state":"Created""#) && !info.contains("progress"), "{info}");
     assert_eq!(threads(&server), [""; 0]);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -76,8 +75,7 @@ fn a_guest_whose_start_was_promised_starts_when_memory_is_there() {
     server.until("GET vm.counters", "", 200);
     server.expect("PUT vm.pause", "", 204);
     server.expect("PUT vm.resume", "", 204);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -111,8 +109,7 @@ fn memory_is_kept_while_devices_are_added_before_the_start() {
     assert!(done(&info) > 0 && info.contains(r#""late""#) && info.contains(r#""pci_path":"#), "{info}");
     server.expect("PUT vm.add-device", r#"{"banyan":"stub,id=late"}"#, 400);
     server.expect("PUT vm.delete", "", 204);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -133,8 +130,7 @@ fn memory_that_comes_slowly_holds_up_neither_commands_nor_the_end() {
     quick(|| server.expect("PUT vm.resize", r#"{"desired_vcpus":2}"#, 204));
     assert_eq!(threads(&server), ["vcpu0", "vcpu1"]);
     quick(|| server.expect("PUT vm.shutdown", "", 204));
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -148,8 +144,7 @@ fn memory_is_touched_ahead_of_devices_that_may_come_if_the_operator_wants_it() {
         assert!(Instant::now() < limit, "only {} KiB are there", server.process.resident());
     }
     assert!(!server.expect("GET vm.info", "", 200).contains("progress"), "the guest waits for nothing");
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]

@@ -78,8 +78,7 @@ fn an_image_that_is_no_disk_is_refused_with_the_reason_and_a_machine_that_runs_g
     let info = server.expect("GET vm.info", "", 200);
     assert!(info.contains(r#""phase":"running""#) && !info.contains("image_type"), "{info}");
     server.expect("PUT vm.reboot", "", 204);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -100,11 +99,9 @@ fn an_image_that_another_machine_writes_is_busy_until_that_one_ends() {
     banyan(&["run", "--kernel", &image("hello.elf"), "--disk", &path])
         .expect_code(1)
         .expect_error(&["in use by another process"]);
-    owner.expect("PUT vmm.shutdown", "", 204);
-    owner.ends(0);
+    owner.shuts_down();
     other.expect("PUT vm.add-disk", &format!(r#"{{"path":"{path}","id":"d"}}"#), 200);
-    other.expect("PUT vmm.shutdown", "", 204);
-    other.ends(0);
+    other.shuts_down();
 }
 
 #[test]

@@ -105,6 +105,5 @@ fn doorbells_are_given_back_when_their_device_leaves() {
         server.expect("PUT vm.remove-device", r#"{"id":"d"}"#, 204);
         until(r#""doorbells_without_exits":0,"#);
     }
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }

@@ -220,8 +220,7 @@ fn case_e6_bad_json_and_calls_out_of_turn_are_refused_with_the_reason() {
     server.expect("PUT vm.remove-device", r#"{"id":"nobody"}"#, 404);
     let info = server.expect("GET vm.info", "", 200);
     assert!(info.contains(r#""phase":"running""#), "{info}");
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 /// Sends a request with descriptors; the reply's status.
@@ -270,6 +269,5 @@ fn descriptors_too_many_too_few_and_of_wrong_kinds_are_refused_and_closed() {
         let info = server.expect("GET vm.info", "", 200);
         assert!(!info.contains("02:00:00:00:00:01"), "{info}");
     }
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }

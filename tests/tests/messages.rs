@@ -212,8 +212,7 @@ fn a_file_to_boot_that_is_missing_is_the_client_s_mistake_in_the_words_of_the_co
             let text = line.trim().trim_start_matches("banyan: ").trim_start_matches("because: ");
             assert!(reply.contains(text), "{text} is not in {reply}");
         }
-        server.expect("PUT vmm.shutdown", "", 204);
-        server.ends(0);
+        server.shuts_down();
     }
     let server = Server::empty();
     let reply = server.expect("PUT vm.create", &format!(r#"{{"payload":{{"firmware":"{image}"}}}}"#), 400);

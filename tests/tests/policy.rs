@@ -15,8 +15,7 @@ fn a_wrong_file_lets_the_process_start_and_refuses_machines_with_the_reason() {
         assert!(reply.contains(part), "{part}: {reply}");
     }
     server.expect("GET vmm.ping", "", 200);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -24,8 +23,7 @@ fn a_named_file_that_is_absent_is_told_to_the_client() {
     let server = Server::with_environment(&[("BANYAN_CONFIG", "/nonexistent/config.toml")]);
     let (status, reply) = server.create("/nonexistent", "");
     assert!(status == 400 && reply.contains("/nonexistent/config.toml cannot be read"), "{status} {reply}");
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -37,8 +35,7 @@ fn the_hierarchy_and_the_ports_of_devices_come_from_the_file() {
     assert!(server.expect("GET vm.info", "", 200).contains("root-ports=2"));
     server.expect("PUT vm.boot", "", 204);
     assert_eq!(server.devices(), "a@port1");
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]

@@ -84,8 +84,7 @@ fn memory_comes_where_it_was_kept_and_stays_through_a_reset_with_the_processors(
     server.expect("PUT vm.reboot", "", 204);
     server.process.expect("memory 108000000 size 40000000 node 0 stayed");
     server.process.expect("ready");
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
@@ -164,8 +163,7 @@ fn blocks_of_memory_come_and_go_and_come_again_after_a_reset() {
     server.process.expect("region 100000000");
     server.process.expect("ready");
     assert_eq!(actual(&server), 64 * MIB);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]

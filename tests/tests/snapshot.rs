@@ -6,43 +6,28 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use tests::Guest;
+use tests::busy::{self, STUB};
 use tests::guest::{image, topology};
 use tests::server::Server;
-
-/// A guest that counts rounds in which all its devices work: a disk, random numbers, and `stubs` stubs.
-fn keep(arguments: &[&str], stubs: u32) -> (Server, TempDir) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let disk = folder.path().join("disk");
-    File::create(&disk).and_then(|file| file.set_len(1 << 20)).expect("a disk");
-    let guest = Guest::new("keep").with(&["--disk", &disk.display().to_string(), "--rng=/dev/urandom"]);
-    let mut server = Server::run(&guest.with(arguments));
-    server.process.expect("ready");
-    assert!(count(&mut server, stubs) > 0);
-    (server, folder)
-}
-
-/// How many rounds the guest has made.
-fn count(server: &mut Server, stubs: u32) -> u64 {
-    server.process.send("c");
-    server.process.expect("count ");
-    let text = server.process.expect(&format!(" disks 1 random 1 stubs {stubs}"));
-    text.split(' ').next().and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no count: {text}"))
-}
 
 fn url(key: &str, folder: &Path) -> String {
     format!(r#"{{"{key}_url":"file://{}"}}"#, folder.display())
 }
 
-/// Pauses the machine, writes it down and ends the process. Where it is, and how many rounds there were at least.
-fn save(mut server: Server, folder: &TempDir, stubs: u32) -> (PathBuf, u64) {
+/// Pauses the machine, writes it down and ends the process. Where it is.
+fn put_away(server: Server, folder: &TempDir) -> PathBuf {
     let saved = folder.path().join("saved");
     fs::create_dir(&saved).expect("a folder");
-    let rounds = count(&mut server, stubs);
     server.expect("PUT vm.pause", "", 204);
     server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
-    (saved, rounds)
+    server.shuts_down();
+    saved
+}
+
+/// The same for a machine that counts. Where it is, and how many rounds there were at least.
+fn save(mut server: Server, folder: &TempDir) -> (PathBuf, u64) {
+    let rounds = busy::count(&mut server);
+    (put_away(server, folder), rounds)
 }
 
 fn restore(saved: &Path) -> Server {
@@ -54,31 +39,33 @@ fn restore(saved: &Path) -> Server {
 }
 
 /// It goes on after `rounds`, and nothing is out of order.
-fn goes_on(mut server: Server, rounds: u64, stubs: u32) {
+fn goes_on(mut server: Server, rounds: u64) {
     server.expect("PUT vm.resume", "", 204);
-    let after = count(&mut server, stubs);
+    let after = busy::count(&mut server);
     assert!(after > rounds, "{after} follows {rounds}");
-    assert!(count(&mut server, stubs) > after);
-    server.process.send("q");
-    server.process.finish().expect_code(1).expect_output(&["PASS"]);
+    assert!(busy::count(&mut server) > after);
+    busy::passes(server);
 }
 
-const STUB: &str = "stub,id=a,bar0=64K:mem32,msix=4,dma=on";
+/// What vm.info says of a paused machine, as if it ran.
+fn running(info: &str) -> String {
+    info.replace("Paused", "Running").replace("paused", "running")
+}
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_guest_goes_on_in_another_process_as_often_as_it_is_restored() {
-    let (server, folder) = keep(&["--memory", "64M", "--device", STUB], 1);
+    let (server, folder) = busy::start(&["--memory", "64M", "--device", STUB]);
     let before = server.expect("GET vm.info", "", 200);
-    let (saved, rounds) = save(server, &folder, 1);
+    let (saved, rounds) = save(server, &folder);
     for name in ["config.json", "state", "memory-ranges"] {
         assert_eq!(fs::metadata(saved.join(name)).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
     }
     for _ in 0..3 {
         let server = restore(&saved);
         let after = server.expect("GET vm.info", "", 200);
-        assert_eq!(after.replace("Paused", "Running").replace("paused", "running"), before);
-        goes_on(server, rounds, 1);
+        assert_eq!(running(&after), before);
+        goes_on(server, rounds);
     }
 }
 
@@ -86,34 +73,33 @@ fn a_guest_goes_on_in_another_process_as_often_as_it_is_restored() {
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn memory_comes_back_however_it_is_backed() {
     for memory in ["64M,shared=on", "64M,prefault=on"] {
-        let (server, folder) = keep(&["--memory", memory, "--device", STUB], 1);
-        let (saved, rounds) = save(server, &folder, 1);
-        goes_on(restore(&saved), rounds, 1);
+        let (server, folder) = busy::start(&["--memory", memory, "--device", STUB]);
+        let (saved, rounds) = save(server, &folder);
+        goes_on(restore(&saved), rounds);
         // As Kata Containers does it with its templates.
         let config = fs::read_to_string(saved.join("config.json")).unwrap();
         fs::write(saved.join("config.json"), config.replace(r#""shared": true"#, r#""shared": false"#)).unwrap();
-        goes_on(restore(&saved), rounds, 1);
+        goes_on(restore(&saved), rounds);
     }
 }
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_restored_machine_can_be_saved_again_and_reset() {
-    let (server, folder) = keep(&["--memory", "64M", "--device", STUB, "--cpus", "2"], 1);
-    let (saved, _) = save(server, &folder, 1);
+    let (server, folder) = busy::start(&["--memory", "64M", "--device", STUB, "--cpus", "2"]);
+    let (saved, _) = save(server, &folder);
     let mut server = restore(&saved);
     server.expect("PUT vm.resume", "", 204);
-    assert!(count(&mut server, 1) > 0);
+    assert!(busy::count(&mut server) > 0);
     let again = tempfile::tempdir().unwrap();
-    let (saved, rounds) = save(server, &again, 1);
+    let (saved, rounds) = save(server, &again);
     let mut server = restore(&saved);
     server.expect("PUT vm.resume", "", 204);
-    assert!(count(&mut server, 1) > rounds);
+    assert!(busy::count(&mut server) > rounds);
     server.expect("PUT vm.reboot", "", 204);
     server.process.expect("ready");
-    assert!(count(&mut server, 1) > 0);
-    server.process.send("q");
-    server.process.finish().expect_code(1).expect_output(&["PASS"]);
+    assert!(busy::count(&mut server) > 0);
+    busy::passes(server);
 }
 
 #[test]
@@ -121,25 +107,24 @@ fn a_restored_machine_can_be_saved_again_and_reset() {
 fn a_hierarchy_of_several_ports_comes_back_with_what_was_added_and_removed() {
     let stubs = format!("{STUB},on=port0");
     let ports = ["--memory", "64M", "--pcie", "root-ports=3", "--device", &stubs];
-    let (server, folder) = keep(&ports, 1);
-    let (status, reply) = server.add("stub,id=late,bar0=64K:mem32,on=port1");
-    assert_eq!(status, 200, "{reply}");
+    let (server, folder) = busy::start(&ports);
+    server.adds("stub,id=late,bar0=64K:mem32,on=port1");
     let disk = folder.path().join("late-disk");
     File::create(&disk).and_then(|file| file.set_len(1 << 20)).unwrap();
     server.expect("PUT vm.add-disk", &format!(r#"{{"path":"{}","id":"late-disk"}}"#, disk.display()), 200);
     let devices = server.devices();
     assert!(devices.contains("late@port1") && devices.contains("late-disk@port2"), "{devices}");
-    let (saved, rounds) = save(server, &folder, 1);
+    let (saved, rounds) = save(server, &folder);
     let server = restore(&saved);
     assert_eq!(server.devices(), devices);
     assert!(server.expect("GET vm.info", "", 200).contains(r#""id":"late-disk""#));
-    goes_on(server, rounds, 1);
+    goes_on(server, rounds);
 }
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_processor_that_the_guest_was_asked_for_keeps_the_machine_from_being_written_down() {
-    let (mut server, folder) = keep(&["--memory", "64M", "--cpus", "2,max=3", "--device", STUB], 1);
+    let (mut server, folder) = busy::start(&["--memory", "64M", "--cpus", "2,max=3", "--device", STUB]);
     server.expect("PUT vm.pause", "", 204);
     server.expect("PUT vm.resize", r#"{"desired_vcpus":1}"#, 204);
     let saved = folder.path().join("saved");
@@ -150,22 +135,21 @@ fn a_processor_that_the_guest_was_asked_for_keeps_the_machine_from_being_written
     server.expect("PUT vm.resize", r#"{"desired_vcpus":2}"#, 204);
     server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
     server.expect("PUT vm.resume", "", 204);
-    let rounds = count(&mut server, 1);
-    server.process.send("q");
-    server.process.finish().expect_code(1).expect_output(&["PASS"]);
+    let rounds = busy::count(&mut server);
+    busy::passes(server);
     let mut restored = restore(&saved);
     restored.expect("PUT vm.resume", "", 204);
-    assert!(rounds > 0 && count(&mut restored, 1) > 0);
+    assert!(rounds > 0 && busy::count(&mut restored) > 0);
 }
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_restore_is_checked_as_the_machine_was() {
-    let (server, folder) = keep(&["--memory", "64M", "--pcie", "root-ports=2", "--device", &format!("{STUB},on=port0")], 1);
+    let (server, folder) = busy::start(&["--memory", "64M", "--pcie", "root-ports=2", "--device", &format!("{STUB},on=port0")]);
     let disk = folder.path().join("late-disk");
     File::create(&disk).and_then(|file| file.set_len(1 << 20)).unwrap();
     server.expect("PUT vm.add-disk", &format!(r#"{{"path":"{}","id":"late-disk"}}"#, disk.display()), 200);
-    let (saved, rounds) = save(server, &folder, 1);
+    let (saved, rounds) = save(server, &folder);
     let config = fs::read_to_string(saved.join("config.json")).unwrap();
     let refused = |edited: String, part: &str| {
         assert_ne!(edited, config);
@@ -181,7 +165,7 @@ fn a_restore_is_checked_as_the_machine_was() {
     fs::write(saved.join("config.json"), &config).unwrap();
     let (status, error) = Server::with_policy("[guest]\nreset = 1\n").call("PUT vm.restore", &url("source", &saved));
     assert!(status == 400 && error.contains("config.toml, line 2"), "{status} {error}");
-    goes_on(restore(&saved), rounds, 1);
+    goes_on(restore(&saved), rounds);
 }
 
 /// Firmware that puts `K` at its first byte below 1 MiB and says `ready`, then what is there for each byte that it gets.
@@ -212,31 +196,24 @@ fn firmware_finds_what_it_put_below_1_mib() {
     fs::write(&file, firmware()).unwrap();
     let mut server = Server::run(&Guest::from_arguments(&["--memory", "64M", "--firmware", &file.display().to_string()]));
     server.process.expect("ready");
-    let saved = folder.path().join("saved");
-    fs::create_dir(&saved).unwrap();
-    server.expect("PUT vm.pause", "", 204);
-    server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
-    let mut server = restore(&saved);
+    let mut server = restore(&put_away(server, &folder));
     server.expect("PUT vm.resume", "", 204);
     server.process.send("?");
     server.process.expect("K");
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
+    server.shuts_down();
 }
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn processors_and_memory_that_came_are_there_again() {
-    let (server, folder) = keep(&["--memory", "128M,hotplug=1G", "--cpus", "1,max=3", "--device", STUB], 1);
+    let (server, folder) = busy::start(&["--memory", "128M,hotplug=1G", "--cpus", "1,max=3", "--device", STUB]);
     server.expect("PUT vm.resize", r#"{"desired_vcpus":2,"desired_ram":402653184}"#, 204);
     server.until("GET vm.info", "", 200);
-    let (saved, rounds) = save(server, &folder, 1);
+    let (saved, rounds) = save(server, &folder);
     let server = restore(&saved);
     let info = server.expect("GET vm.info", "", 200);
     assert!(info.contains(r#""boot_vcpus":2"#) && info.contains(r#""memory_actual_size":402653184"#), "{info}");
-    goes_on(server, rounds, 1);
+    goes_on(server, rounds);
 }
 
 #[test]
@@ -250,13 +227,7 @@ fn a_machine_of_a_topology_file_comes_back_without_the_file() {
     server.process.expect("ready");
     let devices = server.devices_json();
     fs::remove_file(copy).unwrap();
-    let saved = folder.path().join("saved");
-    fs::create_dir(&saved).unwrap();
-    server.expect("PUT vm.pause", "", 204);
-    server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
-    let mut server = restore(&saved);
+    let mut server = restore(&put_away(server, &folder));
     assert_eq!(server.devices_json(), devices);
     server.expect("PUT vm.resume", "", 204);
     server.process.send("still here\n");
@@ -266,7 +237,7 @@ fn a_machine_of_a_topology_file_comes_back_without_the_file() {
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_snapshot_that_cannot_be_is_refused_and_nothing_of_it_stays() {
-    let (mut server, folder) = keep(&["--memory", "64M", "--device", STUB], 1);
+    let (mut server, folder) = busy::start(&["--memory", "64M", "--device", STUB]);
     let saved = folder.path().join("saved");
     let to = |path: &Path| url("destination", path);
     let refused = |server: &Server, body: &str, status: u16, part: &str| {
@@ -286,16 +257,15 @@ fn a_snapshot_that_cannot_be_is_refused_and_nothing_of_it_stays() {
     server.expect("PUT vm.snapshot", &to(&saved), 204);
     refused(&server, &to(&saved), 400, "not empty");
     server.expect("PUT vm.resume", "", 204);
-    assert!(count(&mut server, 1) > 0);
-    server.process.send("q");
-    server.process.finish().expect_code(1);
+    assert!(busy::count(&mut server) > 0);
+    busy::passes(server);
 }
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_folder_that_is_no_snapshot_is_refused_and_the_process_goes_on() {
-    let (server, folder) = keep(&["--memory", "64M", "--device", STUB], 1);
-    let (saved, rounds) = save(server, &folder, 1);
+    let (server, folder) = busy::start(&["--memory", "64M", "--device", STUB]);
+    let (saved, rounds) = save(server, &folder);
     let server = Server::empty();
     let refused = |part: &str| {
         let (found, reply) = server.call("PUT vm.restore", &url("source", &saved));
@@ -332,7 +302,7 @@ fn a_folder_that_is_no_snapshot_is_refused_and_the_process_goes_on() {
     server.expect("PUT vm.restore", &url("source", &saved), 405);
     let (found, reply) = server.create(&image("echo.elf"), "");
     assert_eq!(found, 405, "{reply}");
-    goes_on(server, rounds, 1);
+    goes_on(server, rounds);
 }
 
 #[test]
@@ -342,29 +312,24 @@ fn a_device_that_left_by_a_reset_is_forgotten_and_another_of_its_name_is_saved()
     let guest = Guest::new("echo").with(&["--memory", "64M", "--pcie", "root-ports=2,removal=orderly"]);
     let mut server = Server::run(&guest);
     server.process.expect("ready");
-    let (status, reply) = server.add("stub,id=a,bar0=1M:mem32");
-    assert_eq!(status, 200, "{reply}");
+    server.adds("stub,id=a,bar0=1M:mem32");
     server.expect("PUT vm.remove-device", r#"{"id":"a"}"#, 204);
     server.expect("PUT vm.reboot", "", 204);
     let info = server.expect("GET vm.info", "", 200);
     assert!(!info.contains(r#""id":"a""#), "{info}");
     server.process.expect("ready");
-    let (status, reply) = server.add("stub,id=a,bar0=4K:mem32,msix=2");
-    assert_eq!(status, 200, "{reply}");
+    server.adds("stub,id=a,bar0=4K:mem32,msix=2");
     let info = server.expect("GET vm.info", "", 200);
     let folder = tempfile::tempdir().unwrap();
-    server.expect("PUT vm.pause", "", 204);
-    server.expect("PUT vm.snapshot", &url("destination", folder.path()), 204);
-    server.expect("PUT vmm.shutdown", "", 204);
-    let restored = restore(folder.path()).expect("GET vm.info", "", 200);
-    assert_eq!(restored.replace("Paused", "Running").replace("paused", "running"), info);
+    let restored = restore(&put_away(server, &folder)).expect("GET vm.info", "", 200);
+    assert_eq!(running(&restored), info);
 }
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_disk_of_another_size_is_refused_since_the_driver_would_not_learn_of_it() {
-    let (server, folder) = keep(&["--memory", "64M", "--device", STUB], 1);
-    let (saved, rounds) = save(server, &folder, 1);
+    let (server, folder) = busy::start(&["--memory", "64M", "--device", STUB]);
+    let (saved, rounds) = save(server, &folder);
     let path = folder.path().join("disk");
     let kept = fs::read(&path).unwrap();
     for len in [512, 2 << 20] {
@@ -375,7 +340,7 @@ fn a_disk_of_another_size_is_refused_since_the_driver_would_not_learn_of_it() {
     }
     // The guest may stand between a write and the read that compares.
     fs::write(&path, kept).unwrap();
-    goes_on(restore(&saved), rounds, 1);
+    goes_on(restore(&saved), rounds);
 }
 
 #[test]
@@ -410,13 +375,8 @@ fn a_machine_without_a_device_of_its_start_comes_back_before_and_after_a_reset()
     }
     // Another one of its name is another one.
     server.expect("PUT vm.resume", "", 204);
-    let (status, reply) = server.add("stub,id=gone,bar0=4K:mem32,on=port0");
-    assert_eq!(status, 200, "{reply}");
+    server.adds("stub,id=gone,bar0=4K:mem32,on=port0");
     let info = server.expect("GET vm.info", "", 200);
-    let saved = folder.path().join("again");
-    fs::create_dir(&saved).unwrap();
-    server.expect("PUT vm.pause", "", 204);
-    server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
-    let restored = restore(&saved).expect("GET vm.info", "", 200);
-    assert_eq!(restored.replace("Paused", "Running").replace("paused", "running"), info);
+    let restored = restore(&put_away(server, &folder)).expect("GET vm.info", "", 200);
+    assert_eq!(running(&restored), info);
 }

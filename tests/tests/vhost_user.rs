@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tests::Guest;
+use tests::busy::STUB;
 use tests::guest::{PASSED, image};
 use tests::server::{Server, call};
 use tests::vhost_user::{Event, Manners, Serves, VhostUser};
@@ -134,8 +135,7 @@ fn a_server_that_says_nothing_holds_up_its_own_device_and_nothing_else() {
         assert!(took > Duration::from_secs(1), "{took:?}: nothing was waited for");
     }
     assert!(calls > 10 && slowest < Duration::from_secs(1), "{calls} calls, the slowest took {slowest:?}");
-    machine.expect("PUT vmm.shutdown", "", 204);
-    machine.ends(0);
+    machine.shuts_down();
 }
 
 #[test]
@@ -172,8 +172,7 @@ fn served_devices_come_and_go_and_are_told_as_they_were_given() {
     for id in ["d", "n", "f"] {
         assert!(machine.devices().contains(&format!("{id}@")), "{id} is there after a reset: {}", machine.devices());
     }
-    machine.expect("PUT vmm.shutdown", "", 204);
-    machine.ends(0);
+    machine.shuts_down();
     for server in [&disk, &net, &fs] {
         server.expect(Event::Ended);
     }
@@ -194,8 +193,7 @@ fn memory_that_a_server_cannot_map_is_refused_whenever_the_device_comes() {
     machine.expect("PUT vm.boot", "", 204);
     let refused = machine.expect("PUT vm.add-disk", &body, 400);
     assert!(refused.contains("--memory shared=on"), "{refused}");
-    machine.expect("PUT vmm.shutdown", "", 204);
-    machine.ends(0);
+    machine.shuts_down();
 }
 
 #[test]
@@ -215,8 +213,7 @@ fn a_socket_is_refused_while_another_device_meets_the_server_behind_it() {
     // The first one is not on its way any more.
     let refused = machine.expect("PUT vm.add-disk", &add("third"), 400);
     assert!(!refused.contains("a socket is for one of them"), "{refused}");
-    machine.expect("PUT vmm.shutdown", "", 204);
-    machine.ends(0);
+    machine.shuts_down();
 }
 
 #[test]
@@ -273,8 +270,7 @@ fn when_the_server_of_a_folder_dies_the_machine_goes_on() {
     machine.expect("PUT vm.reboot", "", 204);
     machine.expect("PUT vm.pause", "", 204);
     machine.expect("PUT vm.resume", "", 204);
-    machine.expect("PUT vmm.shutdown", "", 204);
-    machine.ends(0);
+    machine.shuts_down();
 }
 
 #[test]
@@ -290,7 +286,7 @@ fn servers_that_say_nothing_when_memory_comes_hold_up_no_command_and_a_pause_wai
         .collect();
     let disks: Vec<&str> = sides.iter().flat_map(|(disk, ..)| ["--disk", disk]).collect();
     let guest = Guest::new("keep").with(&["--memory", "64M,hotplug=512M,shared=on", "--rng=/dev/urandom"]).with(&disks);
-    let mut machine = Server::run(&guest.devices(&["stub,id=a,bar0=64K:mem32,msix=4,dma=on"]));
+    let mut machine = Server::run(&guest.devices(&[STUB]));
     machine.process.expect("ready");
     let start = Instant::now();
     machine.expect("PUT vm.resize", r#"{"desired_ram":201326592}"#, 204);
@@ -304,6 +300,5 @@ fn servers_that_say_nothing_when_memory_comes_hold_up_no_command_and_a_pause_wai
     machine.expect("PUT vm.pause", "", 204);
     let took = asked.elapsed();
     assert!(took > Duration::from_secs(1) && took < Duration::from_secs(4), "{took:?}: two seconds for all of them");
-    machine.expect("PUT vmm.shutdown", "", 204);
-    machine.ends(0);
+    machine.shuts_down();
 }
