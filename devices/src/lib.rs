@@ -10,6 +10,7 @@
 //! | how does a guest drive a paravirtual device, and what serves its disk? | [`virtio`] |
 //! | what happens to a guest that stands still? | [`watchdog`] |
 //! | how are threads held while the machine is paused? | [`gate`] |
+//! | which pages of memory must be written down? | [`pagemap`] |
 //!
 //! Devices know neither KVM nor the configuration that asked for them. They reach interrupts and memory through the
 //! seams of [`pci::seams`].
@@ -18,6 +19,7 @@ pub mod acpi;
 pub mod complaints;
 pub mod gate;
 pub mod legacy;
+pub mod pagemap;
 pub mod stub;
 pub mod vfio;
 pub mod virtio;

@@ -1,8 +1,5 @@
 //! Memory behind the BARs of one function: reserved at full size, there only where somebody wrote.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-
 use pci::bar::{BarIndex, Bars, Size};
 use pci::state::{Reader, StateError, Writer};
 use rustix::io::Errno;
@@ -11,15 +8,15 @@ use thiserror::Error;
 use vm_memory::mmap::MmapRegionError;
 use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 
+use crate::pagemap::{self, PageMap};
+
 /// Page size: memory of a BAR that is at least this large can be mapped into a guest.
 pub const PAGE: u64 = 4096;
 
 /// Most bytes of BAR memory that are written down.
 const MOST_SAVED: usize = 256 << 20;
-/// Entries of the page map that are read at a time.
-const ENTRIES: usize = 8192;
-/// Of an entry: there is memory, or it was swapped out (linux: Documentation/admin-guide/mm/pagemap.rst).
-const PRESENT: u64 = 3 << 62;
+/// Pages that are looked up at a time.
+const BATCH: usize = 8192;
 
 /// One mapping for all BARs of a function, each from a page boundary.
 #[derive(Debug)]
@@ -92,26 +89,19 @@ impl BarMemory {
         const UNKNOWN: StateError = StateError::NotKept { why: "/proc/self/pagemap does not say which memory its BARs use" };
         let mut pages: Vec<(u64, Vec<u8>)> = Vec::new();
         if let Some(region) = &self.region {
-            let map = File::open("/proc/self/pagemap").map_err(|_| UNKNOWN)?;
-            let (first, size) = (region.as_ptr().addr(), region.size());
-            let page = usize::try_from(PAGE).map_err(|_| UNKNOWN)?;
-            let mut entries = vec![0; 8 * ENTRIES];
-            for start in (0..size / page).step_by(ENTRIES) {
-                let count = ENTRIES.min(size / page - start);
-                let entries = entries.get_mut(..8 * count).unwrap_or_default();
-                let offset = u64::try_from((first / page + start) * 8).map_err(|_| UNKNOWN)?;
-                map.read_exact_at(entries, offset).map_err(|_| UNKNOWN)?;
-                for (number, entry) in (start..).zip(entries.as_chunks::<8>().0) {
-                    if u64::from_le_bytes(*entry) & PRESENT == 0 {
-                        continue;
-                    }
-                    let mut bytes = vec![0; page];
-                    let slice = region.get_slice(number * page, page).map_err(|_| UNKNOWN)?;
+            let map = PageMap::open().map_err(|_| UNKNOWN)?;
+            let all = region.size() / pagemap::PAGE;
+            for start in (0..all).step_by(BATCH) {
+                let first = region.as_ptr().addr() + start * pagemap::PAGE;
+                for used in map.used(first, BATCH.min(all - start)).map_err(|_| UNKNOWN)? {
+                    let number = start + used;
+                    let mut bytes = vec![0; pagemap::PAGE];
+                    let slice = region.get_slice(number * pagemap::PAGE, pagemap::PAGE).map_err(|_| UNKNOWN)?;
                     slice.read_slice(&mut bytes, 0).map_err(|_| UNKNOWN)?;
                     if bytes.iter().any(|byte| *byte != 0) {
                         pages.push((number as u64, bytes));
                     }
-                    if pages.len() * page > MOST_SAVED {
+                    if pages.len() * pagemap::PAGE > MOST_SAVED {
                         return Err(StateError::NotKept { why: "its BARs hold more than 256 MiB" });
                     }
                 }

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use arch::memory_map::Range;
+use devices::pagemap::{PAGE, PageMap};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use vm_memory::{
@@ -16,15 +17,12 @@ use crate::memory::MemoryError;
 
 /// What is copied at a time.
 const PIECE: u64 = 1 << 20;
-const PAGE: usize = 4096;
-/// Of an entry of the page map: there is memory, or it was swapped out (linux: Documentation/admin-guide/mm/pagemap.rst).
-const PRESENT: u64 = 3 << 62;
 
 /// Writes all of `ram` to `file`, one range after the other. Pages of zeros become holes. False when it was broken off.
 pub fn write(ram: &GuestMemoryMmap, file: &File, work: &Work) -> io::Result<bool> {
     let total: u64 = ram.iter().map(|region| region.len()).sum();
     file.set_len(total)?;
-    let map = File::open("/proc/self/pagemap");
+    let map = PageMap::open().ok();
     let mut at = 0;
     let mut piece = vec![0; usize::try_from(PIECE).unwrap_or(PAGE)];
     for region in ram.iter() {
@@ -33,7 +31,7 @@ pub fn write(ram: &GuestMemoryMmap, file: &File, work: &Work) -> io::Result<bool
                 return Ok(false);
             }
             let len = PIECE.min(region.len() - offset);
-            if touched(region, offset, len, map.as_ref().ok()) {
+            if touched(region, offset, len, map.as_ref()) {
                 let bytes = usize::try_from(len).ok().and_then(|len| piece.get_mut(..len)).unwrap_or_default();
                 ram.read_slice(bytes, GuestAddress(region.start_addr().0 + offset)).map_err(io::Error::other)?;
                 write_pages(file, at + offset, bytes)?;
@@ -61,7 +59,7 @@ fn write_pages(file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Whether some page in `len` bytes from `offset` of a region may hold something: it is there, or in the file behind.
-fn touched(region: &GuestRegionMmap, offset: u64, len: u64, map: Option<&File>) -> bool {
+fn touched(region: &GuestRegionMmap, offset: u64, len: u64, map: Option<&PageMap>) -> bool {
     if let Some(backing) = region.file_offset() {
         let from = backing.start() + offset;
         match seek(backing.file(), SeekFrom::Data(from)) {
@@ -70,14 +68,9 @@ fn touched(region: &GuestRegionMmap, offset: u64, len: u64, map: Option<&File>) 
             Err(_) => return true,
         }
     }
-    let Some(map) = map else { return true };
-    let page = PAGE as u64;
-    let first = (region.as_ptr().addr() as u64 + offset) / page;
-    let mut entries = vec![0; usize::try_from(len.div_ceil(page) * 8).unwrap_or(0)];
-    if map.read_exact_at(&mut entries, first * 8).is_err() {
-        return true;
-    }
-    entries.as_chunks::<8>().0.iter().any(|entry| u64::from_le_bytes(*entry) & PRESENT != 0)
+    let (Some(map), Ok(offset), Ok(len)) = (map, usize::try_from(offset), usize::try_from(len)) else { return true };
+    let used = map.used(region.as_ptr().addr() + offset, len.div_ceil(PAGE));
+    used.map_or(true, |mut used| used.next().is_some())
 }
 
 /// Maps `file` as RAM in `ranges`. What the guest writes stays in this process: the file is as it was, for others, too.
