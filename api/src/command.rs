@@ -18,7 +18,8 @@ use crate::info::{Counters, DeviceInfo, Injection, Listing};
 pub type Added = Option<DeviceInfo>;
 
 /// A request to the core. Which are possible in which phase is the core's to decide; it answers the others with
-/// [`ErrorKind::WrongState`], and all but `Create`, `Restore` and `VmmShutdown` with [`ApiError::no_vm`] while there is no machine.
+/// [`ErrorKind::WrongState`], and all but `Create`, `Restore` and `VmmShutdown` with [`ApiError::no_vm`] while there is no
+/// machine.
 #[derive(Debug)]
 pub enum Command {
     /// Check, plan and prepare a machine; start preparing memory.

@@ -392,8 +392,8 @@ fn fill(size: u64, start: u64, holes: &[Range]) -> (Vec<Range>, u64) {
     (filled, if left == 0 { end } else { u64::MAX })
 }
 
-/// Bytes of RAM for which there is room: `low` below 4 GiB, and what `holes` leave from `start` to `limit`, in whole GiB where it is
-/// one at least.
+/// Bytes of RAM for which there is room: `low` below 4 GiB, and what `holes` leave from `start` to `limit`, in whole GiB where
+/// it is one at least.
 fn room(low: u64, start: u64, limit: u64, holes: &[Range]) -> u64 {
     let room = pieces(Range { start, end: limit.max(start) }, holes).iter().map(Range::len).sum::<u64>() + low;
     if room < GIB { room / PAGE * PAGE } else { room / GIB * GIB }

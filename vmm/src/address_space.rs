@@ -1,5 +1,5 @@
-//! Who answers at a guest-physical address: RAM, a BAR's memory, or a function that is asked. I/O ports of BARs are here too, from
-//! [`PORTS`] on.
+//! Who answers at a guest-physical address: RAM, a BAR's memory, or a function that is asked. I/O ports of BARs are here too,
+//! from [`PORTS`] on.
 //!
 //! vCPUs come here with accesses that left the guest; emulated devices come here with their DMA. The lock is held while a
 //! window is looked up; a function is called after it is released.

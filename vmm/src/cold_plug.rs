@@ -236,8 +236,8 @@ fn faster(a: Link, b: Link) -> Link {
     }
 }
 
-/// Hangs groups on the bridges of the budget in `config`, which are below `root`, as far as their slots go. For the others it makes
-/// conventional buses, each behind a PCIe-to-PCI bridge on a root port, as many as the groups of each root complex need.
+/// Hangs groups on the bridges of the budget in `config`, which are below `root`, as far as their slots go. For the others it
+/// makes conventional buses, each behind a PCIe-to-PCI bridge on a root port, as many as the groups of each root complex need.
 fn on_bridges(topology: &mut Topology, root: &Name, config: &PcieConfig, groups: Vec<Group>) {
     let (there, slots) = budget::bridge_buses(config);
     let mut bridges = there.len()..;

@@ -347,8 +347,8 @@ impl Machine {
         self.hot_plug.press_power_button();
     }
 
-    /// Keeps the guest from running. When this returns, no vCPU runs and no emulated device touches guest memory. Functions of the
-    /// host go on with what they were told.
+    /// Keeps the guest from running. When this returns, no vCPU runs and no emulated device touches guest memory. Functions of
+    /// the host go on with what they were told.
     pub fn pause(&self) {
         self.threads.pause();
         let workers = self.workers();

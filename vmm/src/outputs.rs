@@ -118,7 +118,8 @@ impl Outputs {
         })
     }
 
-    /// Runs the machine until its end, from the start or, held, from where a saved one was; devices that came and went stay so through resets. Commands of `service` are answered meanwhile.
+    /// Runs the machine until its end, from the start or, held, from where a saved one was; devices that came and went stay so
+    /// through resets. Commands of `service` are answered meanwhile.
     pub fn run(
         &self,
         ground: Groundwork,

@@ -135,7 +135,8 @@ impl Machine {
         value
     }
 
-    /// Reads a file. Keys of vm.create may have been edited since it was written; what the file does not say is taken from `base`.
+    /// Reads a file. Keys of vm.create may have been edited since it was written; what the file does not say is taken from
+    /// `base`.
     pub fn from_json(bytes: &[u8], base: &VmConfig, notes: &Notes) -> Result<Self, ApiError> {
         let mut value: Value = read(WHAT, bytes, notes)?;
         let own = value.as_object_mut().and_then(|map| map.remove(KEY));

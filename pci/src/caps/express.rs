@@ -1,6 +1,7 @@
 //! The PCI Express capability, version 2 (PCIe 6.0 7.5.3): what a function's link and device registers show and keep.
 //!
-//! No ASPM, clock power management, LTR, 10-bit tags or bandwidth notification, since nothing behind them exists. Slot control and status are kept in [`crate::slot`].
+//! No ASPM, clock power management, LTR, 10-bit tags or bandwidth notification, since nothing behind them exists. Slot control
+//! and status are kept in [`crate::slot`].
 
 use super::{Capability, id};
 use crate::config::RegDef;

@@ -92,8 +92,8 @@ const SPACE: u16 = 0x1000;
 const CONVENTIONAL_SPACE: u16 = 0x100;
 
 impl Hierarchy {
-    /// Builds the tree of `plan` with everything programmed as planned and memory decode on where there is memory. Ports are made here,
-    /// endpoints by `make`. Nothing is reachable before [`Hierarchy::start`].
+    /// Builds the tree of `plan` with everything programmed as planned and memory decode on where there is memory. Ports are
+    /// made here, endpoints by `make`. Nothing is reachable before [`Hierarchy::start`].
     pub fn build<E: std::error::Error + 'static>(
         plan: &Plan,
         msi: &Arc<dyn MsiPort>,
@@ -297,8 +297,8 @@ impl Hierarchy {
         self.children(on).iter().copied().find(|id| self.nodes.get(id).is_some_and(is_there))
     }
 
-    /// What a bus hangs on by the numbers of this moment, or what the last bus before it hangs on to which a bridge leads, and how
-    /// many buses further it is.
+    /// What a bus hangs on by the numbers of this moment, or what the last bus before it hangs on to which a bridge leads, and
+    /// how many buses further it is.
     fn leads_to(&self, segment: u16, bus: u8) -> Option<(Parent, u8)> {
         let mut roots = self.roots.iter().enumerate();
         let (index, root) = roots.find(|(_, root)| root.segment == segment && root.buses.contains(bus))?;

@@ -1,8 +1,9 @@
 //! What hangs on what (`spec`), and at which numbers (`plan`).
 //!
-//! [`Topology`] holds names and nesting, [`Plan`] every number: buses, windows, BAR addresses. Users and code name
-//! things; numbers appear in the plan alone. On the way, `check` refuses what cannot exist, `outline` and `place` order
-//! each bus, `buses` numbers them, `reserve` keeps room for hot-plug, `sizing` sizes the windows bottom-up, `windows` places them top-down.
+//! [`Topology`] holds names and nesting, [`Plan`] every number: buses, windows, BAR addresses. Users and code name things;
+//! numbers appear in the plan alone. On the way, `check` refuses what cannot exist, `outline` and `place` order each bus,
+//! `buses` numbers them, `reserve` keeps room for hot-plug, `sizing` sizes the windows bottom-up, `windows` places them
+//! top-down.
 
 mod apertures;
 mod buses;

@@ -4,8 +4,8 @@ use super::check::TopologyError;
 use super::spec::{NodeKind, NodeSpec, PortKind, PortSpec};
 use crate::address::Devfn;
 
-/// Places for `siblings`, in their order. They hang on the same thing; `link` tells that it has device 0 only. A wanted
-/// number is kept; others get the lowest device number that nobody wants. Where 32 without the `spare` ones are too few, ports share
+/// Places for `siblings`, in their order. They hang on the same thing; `link` tells that it has device 0 only. A wanted number
+/// is kept; others get the lowest device number that nobody wants. Where 32 without the `spare` ones are too few, ports share
 /// device numbers, as functions 0 to 7, no more of them than necessary.
 pub(super) fn place(siblings: &[&NodeSpec], link: bool, spare: u8) -> Result<Vec<Devfn>, TopologyError> {
     let wanted = siblings.iter().filter_map(|node| node.place.device).fold(0u32, |mask, device| mask | 1 << (device & 31));

@@ -66,8 +66,8 @@ pub struct NodeSpec {
 pub struct Place {
     /// Device number, 0 to 31; by default the next free one. Below root and downstream ports it is 0.
     pub device: Option<u8>,
-    /// Function number, 0 to 7, below a root or downstream port 0 to 255 (alternative routing ids). Function 0 must exist where another does. A function above 0 without a device number
-    /// belongs to the device of the sibling before it.
+    /// Function number, 0 to 7, below a root or downstream port 0 to 255 (alternative routing ids). Function 0 must exist where
+    /// another does. A function above 0 without a device number belongs to the device of the sibling before it.
     pub function: u8,
 }
 

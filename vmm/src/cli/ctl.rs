@@ -77,8 +77,8 @@ pub enum CtlCommand {
     /// Write the paused machine down, to be restored by another process
     ///
     /// Not with functions of the host, devices that another process serves, taps that came as descriptors, or --memory
-    /// hotplug-method=virtio-mem. The files are config.json, which may be edited, state and memory-ranges; only their owner can read
-    /// them, and the guest's secrets are in them.
+    /// hotplug-method=virtio-mem. The files are config.json, which may be edited, state and memory-ranges; only their owner can
+    /// read them, and the guest's secrets are in them.
     Snapshot {
         /// An empty folder
         #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
@@ -112,9 +112,9 @@ pub enum CtlCommand {
     /// DEVICE is written as for `banyan run --device`: an address such as 0000:03:00.0 or the word stub, and keys such as id,
     /// on=PORT and clique. Without on it goes to the first free hot-plug port with room for its BARs; `list` shows the ports. A
     /// machine has such ports if it was started with `--pcie root-ports=N` or `switch-ports=N`. With `hot-plug=bridge-port` or
-    /// `bridges=N` it has conventional buses for what says attach=pci or finds no port; device=N names a device number there. Disks,
-    /// interfaces and other virtio devices do not come to them. Several DEVICEs are the functions of one device, with numbers as
-    /// `function` says, 0 among them: the guest finds all of them at once.
+    /// `bridges=N` it has conventional buses for what says attach=pci or finds no port; device=N names a device number there.
+    /// Disks, interfaces and other virtio devices do not come to them. Several DEVICEs are the functions of one device, with
+    /// numbers as `function` says, 0 among them: the guest finds all of them at once.
     AddDevice {
         /// The device, as for `banyan run --device`, or its functions
         #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, num_args = 1..=8, required = true)]
@@ -128,8 +128,8 @@ pub enum CtlCommand {
     },
     /// Remove a device from its hot-plug port or bus
     ///
-    /// When it leaves a port, `banyan run --pcie removal=HOW` decides: at once, or once the guest has let it go, at most 30 seconds
-    /// later. From conventional buses and the root bus it always leaves when the guest has let it go.
+    /// When it leaves a port, `banyan run --pcie removal=HOW` decides: at once, or once the guest has let it go, at most 30
+    /// seconds later. From conventional buses and the root bus it always leaves when the guest has let it go.
     RemoveDevice {
         /// Its name, as `list` shows it
         #[arg(value_name = "ID")]

@@ -21,8 +21,8 @@ pub enum TopologyCommand {
     /// Print this host as a file that --host takes in place of a host
     ///
     /// JSON with each PCI function: address, bridge above, ids, BARs, link, access control (ACS), address translation (ATS),
-    /// atomic operations, virtual functions, NUMA node, IOMMU group, driver; and with the NUMA nodes. Serial numbers are left out.
-    /// Run it as root: other users cannot read all registers, and links then come from sysfs attributes.
+    /// atomic operations, virtual functions, NUMA node, IOMMU group, driver; and with the NUMA nodes. Serial numbers are left
+    /// out. Run it as root: other users cannot read all registers, and links then come from sysfs attributes.
     Record,
     /// Print a host's hierarchy with link speeds and NUMA nodes, or that of a guest that runs
     Show {

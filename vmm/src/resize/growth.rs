@@ -71,8 +71,8 @@ pub(super) struct Telling {
 }
 
 impl Telling {
-    /// Tells `servers` that RAM is `memory` from now on; `done` becomes readable at the end. One that does not follow is done with:
-    /// its device gives up, and the guest goes on.
+    /// Tells `servers` that RAM is `memory` from now on; `done` becomes readable at the end. One that does not follow is done
+    /// with: its device gives up, and the guest goes on.
     pub fn start(
         servers: Vec<(Name, Arc<Server>)>,
         memory: GuestMemoryMmap,

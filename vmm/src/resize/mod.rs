@@ -244,8 +244,8 @@ impl Resizer {
         more.collect()
     }
 
-    /// Makes memory that was made part of RAM. Servers of devices are told of it before the guest is, by a thread: each may take as
-    /// long as it likes. Says as [`Resizer::follow`].
+    /// Makes memory that was made part of RAM. Servers of devices are told of it before the guest is, by a thread: each may
+    /// take as long as it likes. Says as [`Resizer::follow`].
     fn put(&mut self, machine: &mut Machine, coming: Coming, made: Result<GuestMemoryMmap, GrowthError>) -> bool {
         let added = made.and_then(|memory| machine.add_memory(&memory).map_err(|error| GrowthError::Machine(Box::new(error))));
         let servers = machine.backends().servers();

@@ -20,7 +20,8 @@ pub struct Written {
     thread: Option<Preparation<Files>>,
 }
 
-/// Files in a folder that go unless they are kept. They are reached by the folder's descriptor, whatever is at its path meanwhile.
+/// Files in a folder that go unless they are kept. They are reached by the folder's descriptor, whatever is at its path
+/// meanwhile.
 struct Files {
     folder: File,
     path: PathBuf,

@@ -317,8 +317,8 @@ impl<'u, 'm> Flights<'u, 'm> {
         if let Some(slot) = self.slots.get_mut(number) {
             *slot = Some(flight);
         }
-        // SAFETY: the entry points to the vectors of the flight, whose place does not change when the flight moves, and by them to
-        // guest memory, which is mapped as long as 'm. Both outlive the call: a flight is taken out of its slot when its
+        // SAFETY: the entry points to the vectors of the flight, whose place does not change when the flight moves, and by them
+        // to guest memory, which is mapped as long as 'm. Both outlive the call: a flight is taken out of its slot when its
         // completion is there, and `self` does not end before all of them are. There is room, since each entry that is not
         // submitted belongs to another flight.
         let pushed = unsafe { self.uring.submission().push(&entry) };

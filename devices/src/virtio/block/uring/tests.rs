@@ -52,8 +52,8 @@ impl Bench {
         Self { driver, ring, stop: Stop::never() }
     }
 
-    /// Makes `count` requests of a kind available, each for `len` bytes into the memory from [`DATA`] on. They share three descriptors
-    /// of an indirect table, so that there can be as many as the queue has entries.
+    /// Makes `count` requests of a kind available, each for `len` bytes into the memory from [`DATA`] on. They share three
+    /// descriptors of an indirect table, so that there can be as many as the queue has entries.
     fn offer(&self, kind: u32, len: u32, count: u16) {
         self.driver.put(HEADERS, &[&kind.to_le_bytes()[..], &[0; 12]].concat());
         let memory = self.driver.memory.memory();
