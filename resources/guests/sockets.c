@@ -5,8 +5,7 @@
 #include "runtime.h"
 #include "virtio.h"
 
-enum { ENTRIES = 32, RECEIVE = 0, SEND = 1, EVENTS = 2, BUFFER = 4096, HEADER = 44, PEERS = 64, ROOM = 65536 };
-enum { AREA = 32 << 20, QUEUE_SIZE = 0x40000, AVAILABLE_AT = 0x2000, USED_AT = 0x3000, DATA_AT = 0x4000 };
+enum { ENTRIES = 32, BUFFER = 4096, HEADER = 44, PEERS = 64, ROOM = 65536, AREA = 32 << 20, AREA_SIZE = 0x40000 };
 enum { REQUEST = 1, RESPONSE = 2, RESET = 3, SHUTDOWN = 4, DATA = 5, CREDIT = 6, CREDIT_REQUEST = 7 };
 
 struct packet {
@@ -17,35 +16,20 @@ struct packet {
 } __attribute__((packed));
 
 static struct virtio sockets;
-static u16 made[3], used;
+static struct stream receive = {&sockets, AREA, BUFFER, 0, ENTRIES, true, 0, 0};
+static struct stream send = {&sockets, AREA + AREA_SIZE, BUFFER, 1, ENTRIES, false, 0, 0};
+static struct stream events = {&sockets, AREA + 2 * AREA_SIZE, BUFFER, 2, ENTRIES, true, 0, 0};
 static bool listening, holding;
 static struct { u32 port, taken; } peers[PEERS];
 
-static u64 part(u32 queue, u64 offset) { return AREA + QUEUE_SIZE * queue + offset; }
-
-static u64 buffer(u32 queue, u16 number) { return part(queue, DATA_AT + BUFFER * (u64)(number % ENTRIES)); }
-
-static void make(u32 queue, u32 length) {
-    u16 slot = made[queue] % ENTRIES;
-    struct descriptor *descriptors = (void *)part(queue, 0);
-    descriptors[slot] = (struct descriptor){buffer(queue, slot), length, queue == SEND ? 0 : DESCRIPTOR_WRITE, 0};
-    write16(part(queue, AVAILABLE_AT + 4 + 2 * slot), slot);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    write16(part(queue, AVAILABLE_AT + 2), ++made[queue]);
-    write16(sockets.doorbell + (u64)sockets.step * queue, (u16)queue);
-}
-
 static void start(void) {
     virtio_begin(&sockets, 0);
-    for (u16 queue = RECEIVE; queue <= EVENTS; queue++) {
-        for (u64 at = 0; at < DATA_AT; at += 8)
-            write64(part(queue, at), 0);
-        write16(part(queue, AVAILABLE_AT), 1); /* no interrupts */
-        virtio_queue(&sockets, queue, ENTRIES, part(queue, 0), part(queue, AVAILABLE_AT), part(queue, USED_AT), VIRTIO_NO_VECTOR);
-    }
+    stream_start(&receive);
+    stream_start(&send);
+    stream_start(&events);
     virtio_ready(&sockets);
     for (u32 i = 0; i < ENTRIES; i++)
-        make(RECEIVE, BUFFER);
+        stream_make(&receive, BUFFER);
 }
 
 /* What has been taken from a peer so far; a free place for a new one. */
@@ -71,16 +55,13 @@ static void forget(u32 port) {
 
 /* Answers a packet, with `length` bytes of what came with it. */
 static void answer(const struct packet *to, u16 operation, u32 length, u32 flags) {
-    struct packet *packet = (void *)buffer(SEND, made[SEND]);
+    struct packet *packet = (void *)stream_next(&send);
     *packet = (struct packet){to->to_cid, to->from_cid, to->to_port, to->from_port, length, to->type, operation, flags, ROOM,
                               operation == RESET ? 0 : *taken(to->from_port)};
     for (u32 i = 0; i < length; i++)
         write8((u64)(packet + 1) + i, read8((u64)(to + 1) + i));
-    make(SEND, HEADER + length);
-    for (u32 tries = 0; read16(part(SEND, USED_AT + 2)) != made[SEND]; tries++) {
-        require(tries < 1000000, "a packet is not sent");
-        short_pause();
-    }
+    stream_make(&send, HEADER + length);
+    require(stream_wait(&send, 1000000), "a packet is not sent");
 }
 
 static void follow(const struct packet *packet) {
@@ -128,13 +109,13 @@ void guest(void) {
             holding = true;
             say("holding\n");
         }
-        if (read16(part(RECEIVE, USED_AT + 2)) == used) {
+        u32 length;
+        u64 packet = stream_take(&receive, &length);
+        if (!packet) {
             short_pause();
             continue;
         }
-        u32 id = *(volatile u32 *)part(RECEIVE, USED_AT + 4 + 8 * (u64)(used % ENTRIES));
-        used++;
-        follow((const struct packet *)buffer(RECEIVE, (u16)id));
-        make(RECEIVE, BUFFER);
+        follow((const struct packet *)packet);
+        stream_make(&receive, BUFFER);
     }
 }

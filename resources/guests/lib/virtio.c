@@ -54,3 +54,50 @@ void virtio_queue(struct virtio *device, u16 queue, u16 size, u64 descriptors, u
 }
 
 void virtio_ready(struct virtio *device) { write8(device->common + VIRTIO_STATUS, 15); }
+
+enum { STREAM_AVAILABLE = 0x2000, STREAM_USED = 0x3000 };
+
+static u64 stream_buffer(const struct stream *stream, u32 number) {
+    return stream->area + STREAM_BUFFERS + (u64)stream->size * (number % stream->entries);
+}
+
+void stream_start(struct stream *stream) {
+    u64 available = stream->area + STREAM_AVAILABLE, used = stream->area + STREAM_USED;
+    for (u64 at = stream->area; at < stream->area + STREAM_BUFFERS; at += 8)
+        write64(at, 0);
+    write16(available, 1); /* no interrupts */
+    virtio_queue(stream->device, stream->queue, stream->entries, stream->area, available, used, VIRTIO_NO_VECTOR);
+    stream->made = stream->taken = 0;
+}
+
+u64 stream_next(const struct stream *stream) { return stream_buffer(stream, stream->made); }
+
+u64 stream_make(struct stream *stream, u32 length) {
+    u64 buffer = stream_next(stream), available = stream->area + STREAM_AVAILABLE;
+    u16 slot = stream->made % stream->entries;
+    struct descriptor *descriptors = (void *)stream->area;
+    descriptors[slot] = (struct descriptor){buffer, length, stream->filled ? DESCRIPTOR_WRITE : 0, 0};
+    write16(available + 4 + 2 * slot, slot);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    write16(available + 2, ++stream->made);
+    write16(stream->device->doorbell + (u64)stream->device->step * stream->queue, stream->queue);
+    return buffer;
+}
+
+u64 stream_take(struct stream *stream, u32 *length) {
+    u64 used = stream->area + STREAM_USED;
+    if (read16(used + 2) == stream->taken)
+        return 0;
+    u64 entry = used + 4 + 8 * (u64)(stream->taken++ % stream->entries);
+    *length = read32(entry + 4);
+    return stream_buffer(stream, read32(entry));
+}
+
+bool stream_wait(const struct stream *stream, u32 tries) {
+    while (read16(stream->area + STREAM_USED + 2) != stream->made) {
+        if (!tries--)
+            return false;
+        short_pause();
+    }
+    return true;
+}

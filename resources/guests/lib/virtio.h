@@ -26,3 +26,26 @@ void virtio_begin(struct virtio *device, u32 features);
 void virtio_queue(struct virtio *device, u16 queue, u16 size, u64 descriptors, u64 available, u64 used, u16 vector);
 /* The driver is ready. */
 void virtio_ready(struct virtio *device);
+
+/* A queue of buffers of one size, a descriptor each, that go round: available in this order and used in this order. Its rings
+ * are at the start of `area`, the buffers from STREAM_BUFFERS on. Nothing interrupts. */
+struct stream {
+    struct virtio *device;
+    u64 area;
+    u32 size;           /* bytes of a buffer */
+    u16 queue, entries; /* entries: a power of two up to 256 */
+    bool filled;        /* the device fills its buffers */
+    u16 made, taken;
+};
+enum { STREAM_BUFFERS = 0x4000 };
+
+/* Sets its queue up, with nothing available. */
+void stream_start(struct stream *stream);
+/* The buffer that is made available next. */
+u64 stream_next(const struct stream *stream);
+/* Makes the next buffer available, `length` bytes of it; its address. */
+u64 stream_make(struct stream *stream, u32 length);
+/* The next buffer that the device has used, and the bytes in it; 0 if there is none. */
+u64 stream_take(struct stream *stream, u32 *length);
+/* Waits until the device has used all that is available; false after `tries`. */
+bool stream_wait(const struct stream *stream, u32 tries);
