@@ -3,28 +3,24 @@
 
 pub mod beside;
 pub(crate) mod peers;
+mod translate;
 mod virtio;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::config::{
-    Attach, ColdPlugPort, DeviceConfig, DeviceKind, GpuOrder as GpuOrderConfig, IdPair, InterruptConfig, NumaConfig, PcieConfig,
-    PortConfig, PortKind as PortKindConfig, StubConfig, TopologyConfig, TopologyPolicy, VmConfig,
+    Attach, ColdPlugPort, DeviceConfig, DeviceKind, GpuOrder as GpuOrderConfig, NumaConfig, PcieConfig, TopologyConfig,
+    TopologyPolicy, VmConfig,
 };
 use arch::x86_64::processors::{Processors, ProcessorsError};
-use devices::stub::{StubInterrupt, StubSpec};
+use devices::stub::StubSpec;
 use devices::vfio::Placement;
 use devices::watchdog;
 use pci::address::HostBdf;
-use pci::bar::{BarKind, BarSpec};
 use pci::caps::clique::{self, Clique, CliqueError};
 use pci::emulated::Attachment;
-use pci::ids::{ClassCode, Ids, own};
-use pci::link::{Link, LinkError, LinkRate};
-use pci::sriov::SriovSpec;
-use pci::topology::{
-    EndpointSpec, Name, NodeKind, NodeSpec, Place, PlannedFunction, PortKind, PortSpec, RootComplexSpec, Topology,
-};
+use pci::link::LinkError;
+use pci::topology::{EndpointSpec, Name, NodeKind, NodeSpec, Place, PlannedFunction, PortKind, RootComplexSpec, Topology};
 use thiserror::Error;
 
 use crate::budget::{self, BudgetError};
@@ -32,12 +28,13 @@ use crate::cliques;
 use crate::cmdline;
 use crate::cold_plug::{self, ColdPlugError, Loose};
 use crate::effects::BarAccess;
-use crate::host::tree::{HostNode, HostTree};
+use crate::host::tree::HostTree;
 use crate::numa::{self, GuestNuma, NumaError};
 use crate::processors;
 use crate::replicate::{GpuOrder, ReplicaError, Requested, Wishes, replicate};
 
 pub use beside::BesideError;
+use translate::{port_spec, stand_in, stub_spec};
 use virtio::memory_devices;
 pub use virtio::{Virtio, devices};
 
@@ -411,33 +408,6 @@ fn cold_port(config: &PcieConfig) -> Result<ColdPlugPort, SpecError> {
     }
 }
 
-fn link(text: Option<&String>) -> Result<Link, LinkError> {
-    text.map_or(Ok(Link::default()), |text| text.parse::<LinkRate>().map(Link::at))
-}
-
-fn port_spec(port: &PortConfig) -> Result<PortSpec, SpecError> {
-    let ids = port.ids.map(|ids| Ids {
-        vendor: ids.vendor,
-        device: ids.device,
-        class: ClassCode::BRIDGE,
-        revision: 0,
-        subsystem_vendor: port.subsystem.map_or(0, |pair| pair.vendor),
-        subsystem: port.subsystem.map_or(0, |pair| pair.device),
-    });
-    Ok(PortSpec {
-        kind: match port.kind {
-            PortKindConfig::RootPort => PortKind::Root,
-            PortKindConfig::UpstreamPort => PortKind::Upstream,
-            PortKindConfig::DownstreamPort => PortKind::Downstream,
-            PortKindConfig::PciBridge => PortKind::PciBridge,
-        },
-        ids,
-        link: link(port.link.as_ref()).map_err(|source| SpecError::Link { name: port.name.clone(), source })?,
-        atomic_completers: 0,
-        hotplug: None,
-    })
-}
-
 fn wishes(config: &VmConfig) -> Wishes {
     Wishes {
         order: match config.pcie.gpu_order {
@@ -446,68 +416,6 @@ fn wishes(config: &VmConfig) -> Wishes {
         },
         leave_nodes: config.numa != NumaConfig::Off,
     }
-}
-
-/// What stands for a function of a host that is data: its ids, BARs and link, one interrupt vector.
-fn stand_in(node: &HostNode, clique: Option<Clique>, any_vendor: bool) -> StubSpec {
-    StubSpec {
-        ids: node.ids,
-        bars: node.bars,
-        rom: node.rom,
-        sriov: None,
-        ari: false,
-        on: Attachment::Link(node.link.unwrap_or_default()),
-        interrupt: StubInterrupt::Msi { vectors: 1, maskable: true },
-        clique,
-        clique_any_vendor: any_vendor,
-        flr: true,
-        dma: false,
-    }
-}
-
-fn stub_spec(stub: &StubConfig, clique: Option<Clique>, any_vendor: bool) -> Result<StubSpec, LinkError> {
-    let ids = stub.ids.unwrap_or(IdPair { vendor: own::VENDOR, device: own::STUB });
-    let subsystem = stub.subsystem.unwrap_or(IdPair { vendor: own::SUBSYSTEM.0, device: own::SUBSYSTEM.1 });
-    let bar = |bar: api::config::BarConfig| BarSpec {
-        kind: match bar.kind {
-            api::config::BarKind::Mem32 => BarKind::Memory32,
-            api::config::BarKind::Mem64 => BarKind::Memory64,
-            api::config::BarKind::Io => BarKind::Io,
-        },
-        prefetchable: bar.prefetchable,
-        size: bar.size.bytes(),
-    };
-    Ok(StubSpec {
-        ids: Ids {
-            vendor: ids.vendor,
-            device: ids.device,
-            class: stub.class.map_or(ClassCode::new(0x08_8000), |class| ClassCode::new(class.value())),
-            revision: 0,
-            subsystem_vendor: subsystem.vendor,
-            subsystem: subsystem.device,
-        },
-        bars: stub.bars.map(|slot| slot.map(bar)),
-        rom: stub.rom.map(|size| size.bytes()),
-        sriov: stub.virtual_functions.as_ref().map(|functions| SriovSpec {
-            total_vfs: functions.total,
-            first_offset: functions.first_offset,
-            stride: functions.stride,
-            vf_device: functions.device.map_or(ids.device, |device| device.0),
-            bars: functions.bars.map(|slot| slot.map(bar)),
-        }),
-        ari: false,
-        on: Attachment::Link(link(stub.link.as_ref())?),
-        interrupt: match stub.interrupt {
-            InterruptConfig::None => StubInterrupt::None,
-            InterruptConfig::Intx(pin) => StubInterrupt::Intx(pin.register()),
-            InterruptConfig::Msi(vectors) => StubInterrupt::Msi { vectors, maskable: true },
-            InterruptConfig::MsiX(vectors) => StubInterrupt::MsiX { vectors },
-        },
-        clique,
-        clique_any_vendor: any_vendor,
-        flr: stub.flr,
-        dma: stub.dma,
-    })
 }
 
 /// A configuration that makes no machine.

@@ -1,6 +1,9 @@
 use std::io::Write as _;
+use std::path::Path;
 
-use api::config::{Cf8, DeviceKind, LogLevel, TopologyPolicy};
+use api::config::{
+    Cf8, DeviceConfig, DeviceKind, KernelConfig, LogLevel, OutputConfig, Payload, PcieConfig, Size, TopologyPolicy,
+};
 use clap::error::ErrorKind;
 
 use super::*;
