@@ -3,6 +3,9 @@
 //! Knows nothing about what is put into RAM; that is [`crate::x86_64::layout`].
 
 use core::fmt;
+use std::collections::VecDeque;
+
+use pci::ecam;
 
 /// One KiB in bytes.
 pub const KIB: u64 = 1 << 10;
@@ -17,10 +20,8 @@ pub const FOUR_GIB: u64 = 1 << 32;
 pub const LOW_RAM_END: u64 = 0x8000_0000;
 /// ECAM of segment 0: 256 buses of 1 MiB at most.
 pub const ECAM_BASE: u64 = 0xE000_0000;
-/// Bytes of ECAM per bus (PCIe 6.0 7.2.2).
-pub const ECAM_BUS_SIZE: u64 = MIB;
 /// Space set aside for one segment's ECAM, whatever number of buses it uses.
-pub const ECAM_SEGMENT_SIZE: u64 = 256 * ECAM_BUS_SIZE;
+pub const ECAM_SEGMENT_SIZE: u64 = 256 * ecam::BUS_SIZE;
 /// The I/O APIC's registers.
 pub const IO_APIC: Range = Range { start: 0xFEC0_0000, end: 0xFEC0_1000 };
 /// The local APIC's registers, and the addresses that MSIs are written to.
@@ -28,7 +29,7 @@ pub const LOCAL_APIC: Range = Range { start: 0xFEE0_0000, end: 0xFEF0_0000 };
 /// One page that KVM on Intel needs for itself (`KVM_SET_IDENTITY_MAP_ADDR`).
 pub const KVM_IDENTITY_MAP: u64 = 0xFEFF_C000;
 /// Three pages that KVM on Intel needs for itself (`KVM_SET_TSS_ADDR`).
-pub const KVM_TSS: u64 = 0xFEFF_D000;
+pub const KVM_TSS: usize = 0xFEFF_D000;
 /// Lowest address of a firmware image, which always ends at 4 GiB.
 pub const FIRMWARE_BASE: u64 = 0xFF00_0000;
 /// The smallest amount of RAM a machine can have.
@@ -246,12 +247,6 @@ impl MemoryMap {
         self.ram.iter().map(Range::len).sum()
     }
 
-    /// The ECAM of a segment.
-    #[must_use]
-    pub fn ecam_of(&self, segment: u16) -> Option<&Ecam> {
-        self.ecam.iter().find(|ecam| ecam.segment == segment)
-    }
-
     /// Reduces a segment's ECAM to buses `0..=last_bus`, once the planner knows how many there are. Asking for more
     /// buses than the map was made with changes nothing, and so does an unknown segment.
     pub fn trim_buses(&mut self, segment: u16, last_bus: u8) {
@@ -344,8 +339,25 @@ fn check(request: &MemoryMapRequest) -> Result<(), MemoryMapError> {
     Ok(())
 }
 
+/// Takes `wanted` bytes off the front of `ranges`, or all if there are fewer.
+#[must_use]
+pub fn take(ranges: &mut VecDeque<Range>, mut wanted: u64) -> Vec<Range> {
+    let mut taken = Vec::new();
+    while wanted > 0
+        && let Some(range) = ranges.pop_front()
+    {
+        let end = range.start + range.len().min(wanted);
+        wanted -= end - range.start;
+        taken.push(Range { start: range.start, end });
+        if end < range.end {
+            ranges.push_front(Range { start: end, end: range.end });
+        }
+    }
+    taken
+}
+
 fn ecam_len(last_bus: u8) -> u64 {
-    (u64::from(last_bus) + 1) * ECAM_BUS_SIZE
+    (u64::from(last_bus) + 1) * ecam::BUS_SIZE
 }
 
 /// Sorted, without empty ranges, overlapping ones joined.

@@ -2,8 +2,6 @@
 //!
 //! Knows nothing about the devices behind them.
 
-use core::ops::RangeInclusive;
-
 /// First port of the 16550 serial line COM1; it has eight.
 pub const SERIAL: u16 = 0x3F8;
 /// Number of ports of the serial line.
@@ -17,8 +15,6 @@ pub const SLEEP_CONTROL: u16 = 0x600;
 pub const SLEEP_STATUS: u16 = 0x601;
 /// Sleep type of `\_S5`, soft off.
 pub const SLEEP_TYPE_S5: u8 = 5;
-/// The byte a guest writes to [`SLEEP_CONTROL`] to power off: sleep type in bits 4:2, enable in bit 5.
-pub const SLEEP_S5: u8 = 1 << 5 | SLEEP_TYPE_S5 << 2;
 
 /// Registers of devices that come and go on a bus without slot registers: three dwords with a bit for each device number. Which
 /// came and which are to leave (both read and cleared by reading), and which the guest has let go of (written).
@@ -39,8 +35,6 @@ pub const RESET_VALUE: u8 = 0x06;
 
 /// Command port of the keyboard controller.
 pub const I8042_COMMAND: u16 = 0x64;
-/// The keyboard controller's command that pulses the reset line.
-pub const I8042_RESET: u8 = 0xFE;
 
 /// Debug-exit port: a write of `v` ends the machine with exit code `v << 1 | 1`.
 pub const DEBUG_EXIT: u16 = 0xF4;
@@ -54,18 +48,12 @@ pub const CONFIG_ADDRESS: u16 = 0xCF8;
 /// PCI configuration data ports, four bytes from here.
 pub const CONFIG_DATA: u16 = 0xCFC;
 
-/// Ports that BARs may decode, clear of every fixed port above.
-pub const PCI_IO: RangeInclusive<u16> = 0x1000..=0xFFFF;
-
 /// Interrupt of the generic event device, edge-triggered: what else came up is read at [`HOT_PLUG_EVENTS`].
 pub const EVENT_GSI: u32 = 9;
-/// Event register, a dword: reading takes the pending bits, [`event`] names them.
+/// Three dwords. The first is the event register: reading takes the pending bits, [`event`] names them. The others are the next
+/// processor that came or is to go and the next memory device that came: reading takes one, [`NOTHING_NEXT`] when there is none.
+/// The number stands in bits 15:0, the code for `Notify` in bits 31:16.
 pub const HOT_PLUG_EVENTS: u16 = 0x620;
-/// Next processor that came or is to go, a dword: reading takes one, [`NOTHING_NEXT`] when there is none. The number stands
-/// in bits 15:0, the code for `Notify` in bits 31:16.
-pub const CPU_NEXT: u16 = 0x624;
-/// Next memory device that came, a dword as [`CPU_NEXT`].
-pub const MEMORY_NEXT: u16 = 0x628;
 /// Bytes of these three registers.
 pub const HOT_PLUG_EVENTS_LEN: u16 = 12;
 /// What the registers for the next one read when there is none.

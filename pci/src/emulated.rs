@@ -413,13 +413,6 @@ impl Emulated {
         self.interrupts.clone()
     }
 
-    /// Whether an access of `len` bytes at `offset` of BAR `bar` touches MSI-X table or pending bits: it is for
-    /// [`Emulated::msix_read`] and [`Emulated::msix_write`].
-    #[must_use]
-    pub fn msix_claims(&self, bar: BarIndex, offset: u64, len: u64) -> bool {
-        self.msix.is_some_and(|msix| msix.table.overlaps(bar, offset, len) || msix.pending.overlaps(bar, offset, len))
-    }
-
     /// Reads MSI-X table or pending bits. All ones where there are none, for accesses that the specification does not
     /// define, and after [`Emulated::detach`].
     pub fn msix_read(&self, bar: BarIndex, offset: u64, data: &mut [u8]) {

@@ -22,11 +22,12 @@ use crate::kvm::{EdgeLine, Vm};
 use crate::machine::Surroundings;
 use crate::pci_bus::{ConfigPorts, PciBus};
 
-// DSDT and the registers mean the same.
+// The tables and the registers mean the same.
 const _: () = {
     assert!(ports::NOTHING_NEXT == acpi::NOTHING_NEXT && ports::CPU_EJECT == acpi::EJECT);
     assert!(ports::event::CPU == acpi::CPU_EVENT && ports::event::MEMORY == acpi::MEMORY_EVENT);
     assert!(ports::event::POWER_BUTTON == acpi::POWER_BUTTON_EVENT && ports::MEMORY_DEVICE_LEN == acpi::MEMORY_DEVICE_LEN);
+    assert!(ports::SLEEP_TYPE_S5 == SleepControl::S5 && ports::RESET_VALUE == ResetControl::RESET);
 };
 
 /// What answers, and those of it that have a state.
@@ -57,7 +58,8 @@ pub fn wire(
         Arc::new(move |event: PowerEvent| ending.say(End::Power(event)))
     };
     bus.add(ports::SLEEP_CONTROL, 2, "sleep control", SleepControl::new(Arc::clone(&power)))?;
-    bus.add(ports::I8042_COMMAND - 4, 5, "keyboard controller", KeyboardController::new(Arc::clone(&power)))?;
+    let keyboard = ports::I8042_COMMAND - KeyboardController::COMMAND;
+    bus.add(keyboard, 5, "keyboard controller", KeyboardController::new(Arc::clone(&power)))?;
     let reset = Arc::new(ResetControl::new(Arc::clone(&power)));
     if pci.answers_ports() {
         bus.add(ports::CONFIG_ADDRESS, 8, "PCI configuration", ConfigPorts { pci: Arc::clone(pci), reset: Arc::clone(&reset) })?;

@@ -22,7 +22,7 @@ fn small_ram_lies_in_one_piece_below_the_window() {
     assert_eq!(map.ram, [range(0, 512 * MIB)]);
     assert_eq!(map.mmio32, range(0x8000_0000, 0xE000_0000));
     assert_eq!(map.mmio64, [range(4 * GIB, 1 << 40)]);
-    assert_eq!(map.ecam_of(0).unwrap().range, range(0xE000_0000, 0xF000_0000));
+    assert_eq!(map.ecam[0].range, range(0xE000_0000, 0xF000_0000));
     assert_eq!(map.firmware, None);
 }
 
@@ -61,7 +61,7 @@ fn other_segments_have_their_ecam_above_ram() {
     let mut request = request(3 * GIB, 40);
     request.segments.push(SegmentBuses { segment: 2, last_bus: 15 });
     let map = MemoryMap::new(&request).unwrap();
-    let second = map.ecam_of(2).unwrap();
+    let second = &map.ecam[1];
     assert_eq!(second.range, Range::sized(5 * GIB, 16 * MIB));
     assert!(map.mmio64.iter().all(|window| window.start >= 6 * GIB));
 }

@@ -10,8 +10,6 @@ use super::processors::Placement;
 const ADDRESS_BITS_DEFAULT: u8 = 36;
 /// The leaf with KVM's signature.
 const LEAF_SIGNATURE: u32 = 0x4000_0000;
-/// `KVMKVMKVM\0\0\0` as EBX, ECX, EDX.
-const SIGNATURE: [u32; 3] = [0x4B4D_564B, 0x564B_4D56, 0x0000_004D];
 
 /// Which processor it is, and of what machine.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +23,8 @@ pub struct VcpuIdentity {
     pub tsc_deadline: bool,
 }
 
-/// The leaves of one processor, from what `KVM_GET_SUPPORTED_CPUID` returned. KVM's own leaves stay as they are, so that
-/// guests find the KVM signature.
+/// The leaves of one processor, from what `KVM_GET_SUPPORTED_CPUID` returned. KVM's own leaves stay as they are: without its
+/// signature NVIDIA's driver takes the machine for bare metal and ignores the peer-to-peer capability.
 #[must_use]
 pub fn filter(host: &[kvm_cpuid_entry2], vcpu: &VcpuIdentity) -> Vec<kvm_cpuid_entry2> {
     let topology = Topology(vcpu.place);
@@ -60,13 +58,6 @@ pub fn physical_address_bits(host: &[kvm_cpuid_entry2]) -> u8 {
     };
     let [physical, _, guest, _] = entry.eax.to_le_bytes();
     if guest == 0 { physical } else { physical.min(guest) }
-}
-
-/// Whether guests see KVM's signature. Without it NVIDIA's driver takes the machine for bare metal and ignores the
-/// peer-to-peer capability.
-#[must_use]
-pub fn has_kvm_signature(entries: &[kvm_cpuid_entry2]) -> bool {
-    entries.iter().any(|entry| entry.function == LEAF_SIGNATURE && [entry.ebx, entry.ecx, entry.edx] == SIGNATURE)
 }
 
 /// `host` without what tells that the hypervisor is KVM, and without KVM's own features, which no guest then looks for.

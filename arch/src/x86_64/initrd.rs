@@ -4,12 +4,6 @@ use crate::memory_map::{MemoryMap, PAGE, Range};
 
 use super::layout;
 
-/// Highest address of an initial RAM disk for a bzImage older than protocol 2.03
-/// (linux: Documentation/arch/x86/boot.rst, `initrd_addr_max`).
-pub const ADDR_MAX_OLD: u64 = 0x37FF_FFFF;
-/// Highest address where nothing else says so: 4 GiB less one. RAM below 4 GiB ends before.
-pub const ADDR_MAX_ANY: u64 = 0xFFFF_FFFF;
-
 /// The address of an initial RAM disk of `size` bytes: the highest page in RAM below 4 GiB whose disk ends at or below
 /// `addr_max` and is clear of the kernel and of everything below 1 MiB.
 ///
@@ -57,6 +51,11 @@ mod tests {
     use crate::memory_map::{GIB, MIB, MemoryMapRequest};
 
     const KERNEL: Range = Range { start: 16 * MIB, end: 80 * MIB };
+
+    /// Highest address for a bzImage older than protocol 2.03 (linux: Documentation/arch/x86/boot.rst, `initrd_addr_max`).
+    const ADDR_MAX_OLD: u64 = 0x37FF_FFFF;
+    /// Highest address where nothing else says so. RAM below 4 GiB ends before.
+    const ADDR_MAX_ANY: u64 = 0xFFFF_FFFF;
 
     fn map(ram: u64) -> MemoryMap {
         MemoryMap::new(&MemoryMapRequest {

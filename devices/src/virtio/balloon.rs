@@ -13,7 +13,7 @@ use pci::state::{Reader, StateError, Writer};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::buffers::Buffers;
-use super::function::{Device, Start, VirtioFunction};
+use super::function::{Device, Start};
 use super::kind::Kind;
 use super::pages;
 use super::ring::{Chain, Ring, Served};
@@ -40,9 +40,6 @@ pub struct BalloonSpec {
     /// The guest may tell which pages it does not use.
     pub free_page_reporting: bool,
 }
-
-/// A balloon as a PCI function.
-pub type BalloonFunction = VirtioFunction<Balloon>;
 
 /// The balloon's size, what the host wants and what the guest has reached, and whether it may hold anything.
 #[derive(Default)]

@@ -10,7 +10,7 @@ use pci::state::{Reader, StateError, Writer};
 use vm_memory::{Bytes, GuestMemoryMmap};
 
 use super::buffers::{Buffers, scatter, total};
-use super::function::{Device, Start, VirtioFunction};
+use super::function::{Device, Start};
 use super::kind::Kind;
 use super::ring::{Chain, Corrupt, Ring, Served};
 use super::worker::{Bell, Stop, Worker};
@@ -25,9 +25,6 @@ const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 /// `struct virtio_console_config`: size in characters, ports, emergency write. None of it is offered.
 const CONFIG: [u8; 12] = [0; 12];
-
-/// A console as a PCI function.
-pub type ConsoleFunction = VirtioFunction<Console>;
 
 /// What is particular to a console.
 pub struct Console {

@@ -22,8 +22,8 @@
 //!
 //! A doorbell is an eventfd, which KVM signals without an exit to this process where it can; a worker thread takes it from
 //! there and reads and writes guest memory in place. Threads live from `DRIVER_OK` to the reset, and stand still while the
-//! machine is paused. Everything in a ring is the guest's word: a chain
-//! that makes no sense ends with an error or with `DEVICE_NEEDS_RESET`, never with a panic or an endless loop.
+//! machine is paused. Everything in a ring is the guest's word: a chain that makes no sense ends with an error or with
+//! `DEVICE_NEEDS_RESET`, never with a panic or an endless loop.
 
 pub mod balloon;
 pub mod block;
@@ -48,7 +48,7 @@ pub mod vsock;
 pub mod window;
 pub mod worker;
 
-pub use block::{BlockError, BlockFunction, BlockSpec};
+pub use block::BlockError;
 pub use function::{Device, Start, VirtioError, VirtioFunction};
 pub use kind::Kind;
 pub use ring::Memory;

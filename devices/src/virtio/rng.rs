@@ -10,7 +10,7 @@ use std::sync::Arc;
 use vm_memory::{GuestMemoryMmap, ReadVolatile, VolatileMemoryError, VolatileSlice};
 
 use super::buffers::Buffers;
-use super::function::{Device, Start, VirtioFunction};
+use super::function::{Device, Start};
 use super::kind::Kind;
 use super::ring::{Chain, Ring, Served};
 use super::worker::Worker;
@@ -20,9 +20,6 @@ pub const KERNEL: &str = "/dev/urandom";
 /// Most bytes that one buffer gets, so that a stop does not wait for a large one.
 const MOST: usize = 64 << 10;
 const QUEUE_SIZES: [u16; 1] = [256];
-
-/// A source of random numbers as a PCI function.
-pub type RngFunction = VirtioFunction<Rng>;
 
 /// What is particular to a source of random numbers.
 pub struct Rng {

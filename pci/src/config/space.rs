@@ -56,12 +56,6 @@ impl Change {
     pub const fn risen(self) -> u32 {
         self.new & !self.old
     }
-
-    /// Bits that went from 1 to 0.
-    #[must_use]
-    pub const fn fallen(self) -> u32 {
-        self.old & !self.new
-    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -237,7 +231,7 @@ mod tests {
         let mut space = space();
         let change = space.write(Access::dword(0x44), 0x2200_FF55);
         assert_eq!(space.read(AT), 0x8800_0055);
-        assert_eq!(change.fallen() & 0xFF00_0000, 0x2200_0000);
+        assert_eq!((change.flipped() & 0xFF00_0000, change.risen() & 0xFF00_0000), (0x2200_0000, 0));
     }
 
     #[test]

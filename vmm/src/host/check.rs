@@ -111,12 +111,6 @@ fn check_free(tree: &HostTree, device: &Wanted) -> Result<(), CheckError> {
     if offenders.is_empty() { Ok(()) } else { Err(CheckError::GroupNotViable { name, group, offenders }) }
 }
 
-/// Members of `group` that a user who passes through the whole group would pass through: all but host bridges and
-/// PCI-to-PCI bridges.
-pub fn assignable(tree: &HostTree, group: u32) -> impl Iterator<Item = HostBdf> {
-    tree.group(group).filter(|member| !is_bridge(member)).map(|member| member.at)
-}
-
 /// Whether `needed` bytes can be locked. A process with CAP_IPC_LOCK (`capable`) has no limit.
 pub fn check_memlock(limit: Option<u64>, needed: u64, capable: bool) -> Result<(), CheckError> {
     match limit {

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use arch::memory_map::{KVM_IDENTITY_MAP, KVM_TSS};
 use kvm_bindings::{
     CpuId, KVM_API_VERSION, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MAX_CPUID_ENTRIES,
     kvm_clock_data, kvm_create_device, kvm_device_type_KVM_DEV_TYPE_VFIO, kvm_irqchip,
@@ -15,10 +16,6 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
 use zerocopy::IntoBytes;
-
-/// Three pages for KVM's real-mode emulation on Intel hosts and one for its identity map: below the firmware, in no window.
-const IDENTITY_MAP: u64 = 0xFEFF_C000;
-const TSS: usize = 0xFEFF_D000;
 
 /// Interrupt controllers with a state of their own; local APICs are parts of vCPUs.
 const CHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
@@ -67,12 +64,6 @@ impl Vm {
         Arc::clone(&self.fd)
     }
 
-    /// The most vCPUs that the host supports.
-    #[must_use]
-    pub fn max_cpus(&self) -> usize {
-        self.kvm.get_max_vcpus()
-    }
-
     /// Memory slots that the host supports.
     #[must_use]
     pub fn max_slots(&self) -> u32 {
@@ -92,8 +83,8 @@ impl Vm {
 
     /// Creates local APICs, I/O APIC and PICs in the kernel. Set all memory slots before.
     pub fn create_interrupt_controller(&self) -> Result<(), KvmError> {
-        self.fd.set_identity_map_address(IDENTITY_MAP).map_err(|error| KvmError::step("set the identity map", error))?;
-        self.fd.set_tss_address(TSS).map_err(|error| KvmError::step("set the TSS address", error))?;
+        self.fd.set_identity_map_address(KVM_IDENTITY_MAP).map_err(|error| KvmError::step("set the identity map", error))?;
+        self.fd.set_tss_address(KVM_TSS).map_err(|error| KvmError::step("set the TSS address", error))?;
         self.fd.create_irq_chip().map_err(|error| KvmError::step("create the interrupt controller", error))
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use api::config::{CpuList, MemoryPolicy, NumaConfig, NumaNode, NumaPlacement, Size, VmConfig};
-use arch::memory_map::{MemoryMap, Range};
+use arch::memory_map::{MemoryMap, Range, take};
 use arch::x86_64::acpi::Node;
 use arch::x86_64::processors::Processors;
 use thiserror::Error;
@@ -241,22 +241,8 @@ impl GuestNuma {
     /// The addresses of each node's memory: RAM in order of address, shared out in order of nodes.
     #[must_use]
     pub fn memory(&self, map: &MemoryMap) -> Vec<Vec<Range>> {
-        let mut rest = map.ram.iter().copied().collect::<std::collections::VecDeque<Range>>();
-        let take = |node: &GuestNode| {
-            let (mut ranges, mut wanted) = (Vec::new(), node.memory);
-            while wanted > 0
-                && let Some(range) = rest.pop_front()
-            {
-                let end = range.start + range.len().min(wanted);
-                wanted -= end - range.start;
-                ranges.push(Range { start: range.start, end });
-                if end < range.end {
-                    rest.push_front(Range { start: end, end: range.end });
-                }
-            }
-            ranges
-        };
-        self.nodes.iter().map(take).collect()
+        let mut rest = map.ram.iter().copied().collect();
+        self.nodes.iter().map(|node| take(&mut rest, node.memory)).collect()
     }
 
     /// Which memory comes from which host node.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use api::config::{HotplugMethod, VmConfig};
-use arch::memory_map::Range;
+use arch::memory_map::{Range, take};
 use arch::ports::MEMORY_DEVICES;
 use devices::acpi::MemoryDevice;
 use devices::virtio::mem::Region;
@@ -198,28 +198,14 @@ pub fn region_count(config: &VmConfig, nodes: usize) -> usize {
 pub fn share_out(ranges: &[Range], count: usize) -> Vec<Vec<Range>> {
     let total: u64 = ranges.iter().map(Range::len).sum();
     let count = u64::try_from(count.max(1)).unwrap_or(1);
-    let mut rest: std::collections::VecDeque<Range> = ranges.iter().copied().collect();
+    let mut rest = ranges.iter().copied().collect();
     let blocks = total / BLOCK;
     let part = |index: u64| {
         // What is no whole block goes to the last one.
         let last = if index + 1 == count { total % BLOCK } else { 0 };
         (blocks / count + u64::from(index < blocks % count)) * BLOCK + last
     };
-    let mut take = |mut wanted: u64| {
-        let mut part = Vec::new();
-        while wanted > 0
-            && let Some(range) = rest.pop_front()
-        {
-            let end = range.start + range.len().min(wanted);
-            wanted -= end - range.start;
-            part.push(Range { start: range.start, end });
-            if end < range.end {
-                rest.push_front(Range { start: end, end: range.end });
-            }
-        }
-        part
-    };
-    (0..count).map(|index| take(part(index))).collect()
+    (0..count).map(|index| take(&mut rest, part(index))).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,14 @@
 use super::*;
 use crate::x86_64::processors::{PackageShape, Processors};
 
+/// `KVMKVMKVM\0\0\0` as EBX, ECX, EDX.
+const SIGNATURE: [u32; 3] = [0x4B4D_564B, 0x564B_4D56, 0x0000_004D];
+
+/// Whether guests see KVM's signature.
+fn has_kvm_signature(entries: &[kvm_cpuid_entry2]) -> bool {
+    entries.iter().any(|entry| entry.function == LEAF_SIGNATURE && [entry.ebx, entry.ecx, entry.edx] == SIGNATURE)
+}
+
 fn leaf(function: u32, index: u32, [eax, ebx, ecx, edx]: [u32; 4]) -> kvm_cpuid_entry2 {
     kvm_cpuid_entry2 { function, index, eax, ebx, ecx, edx, ..Default::default() }
 }

@@ -17,7 +17,7 @@ use pci::state::{StateError, Writer};
 use vm_memory::GuestMemoryMmap;
 
 use super::buffers::{self, Buffers};
-use super::function::{Device, Start, VirtioFunction};
+use super::function::{Device, Start};
 use super::kind::Kind;
 use super::ring::{Chain, Ring, Served};
 use super::worker::{Stop, Worker};
@@ -40,9 +40,6 @@ mod request {
     pub(super) const UNPLUG_ALL: u16 = 2;
     pub(super) const STATE: u16 = 3;
 }
-
-/// A memory device as a PCI function.
-pub type MemFunction = VirtioFunction<Mem>;
 
 /// What is particular to a memory device.
 pub struct Mem {

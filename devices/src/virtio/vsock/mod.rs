@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use pci::state::{Reader, StateError, Writer};
 
-use super::function::{Device, Start, VirtioFunction};
+use super::function::{Device, Start};
 use super::kind::Kind;
 use super::worker::Worker;
 use traffic::{Host, Traffic};
@@ -47,9 +47,6 @@ pub struct VsockSpec {
     /// The socket, listening. It is the caller's and outlives the device.
     pub listener: UnixListener,
 }
-
-/// A socket device as a PCI function.
-pub type VsockFunction = VirtioFunction<Vsock>;
 
 /// What is particular to a socket device.
 pub struct Vsock {
