@@ -252,8 +252,8 @@ impl<'a, 's> Session<'a, 's> {
                         self.promises.push(Promise { name, reply: Some(reply), answer_at: Instant::now() + PATIENCE });
                     }
                     Ok(Coming::There(name)) => {
-                        reply.send(Ok(listing::device(self.machine, &self.hotplug, &name)));
                         self.publish_devices();
+                        reply.send(Ok(listing::device(self.machine, &self.hotplug, &name)));
                     }
                     Err(error) => reply.send(Err(error.for_client())),
                 }
@@ -269,9 +269,10 @@ impl<'a, 's> Session<'a, 's> {
             Command::AddFs { config, reply } => self.add_virtio(Virtio::Folder(*config), reply),
             Command::AddVsock { config, reply } => self.add_virtio(Virtio::Vsock(*config), reply),
             Command::RemoveDevice { id, reply } => {
-                reply.send(self.hotplug.remove(self.machine, &id, Instant::now()).map_err(|error| error.for_client()));
+                let removed = self.hotplug.remove(self.machine, &id, Instant::now());
                 self.forget();
                 self.publish_devices();
+                reply.send(removed.map_err(|error| error.for_client()));
             }
             Command::ListDevices { reply } => reply.send(Ok(listing::listing(self.machine, &self.hotplug))),
             Command::InjectError { at, error, reply } => reply.send(inject::inject(self.machine.pci(), &at, &error)),
@@ -307,10 +308,11 @@ impl<'a, 's> Session<'a, 's> {
         if let Ok(name) = &added {
             self.service.published.update(|info| additions::note(&mut info.config, device, name));
         }
+        self.publish_devices();
         reply.send(added.map(|id| listing::device(self.machine, &self.hotplug, &id)).map_err(|error| error.for_client()));
-        self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
     }
 
+    /// Makes known what devices there are. Comes before the answer to who changed that: vm.info is asked for next.
     fn publish_devices(&self) {
         self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
     }
@@ -324,7 +326,10 @@ impl<'a, 's> Session<'a, 's> {
     /// Puts in devices whose memory is ready, and answers who has waited long enough.
     fn keep_promises(&mut self) {
         let outcomes = self.hotplug.follow_coming(self.machine, self.resizer.is_busy());
-        let moved = !outcomes.is_empty();
+        if !outcomes.is_empty() {
+            self.forget();
+            self.publish_devices();
+        }
         for (name, outcome) in outcomes {
             let promise = self.promises.extract_if(.., |promise| promise.name == name).next();
             match (promise.and_then(|promise| promise.reply), outcome) {
@@ -337,10 +342,6 @@ impl<'a, 's> Session<'a, 's> {
                     self.service.published.events().tell(Event::DeviceFailed { id: name.to_string(), why });
                 }
             }
-        }
-        if moved {
-            self.forget();
-            self.publish_devices();
         }
         let now = Instant::now();
         for promise in &mut self.promises {
