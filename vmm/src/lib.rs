@@ -1,7 +1,25 @@
-//! The virtual machine monitor.
+//! The virtual machine monitor: interprets a configuration on this host, with KVM, VFIO and threads.
 //!
-//! Lock order, left to right: hierarchy with the mapper ([`pci_bus`]) -> one function -> windows ([`address_space`]) ->
-//! interrupt routes ([`kvm`], a leaf). No two functions are locked together.
+//! | question | module |
+//! |---|---|
+//! | what does a command line ask for? | [`cli`]; what a kernel takes from its own: [`cmdline`] |
+//! | what hangs on what, and what is each device? | [`spec`], [`budget`], [`cold_plug`], [`cliques`], [`numa`], [`processors`] |
+//! | how is the host's hierarchy copied? | [`replicate`] |
+//! | where is each part of the machine? | [`plan`] |
+//! | what does the host have, and may a guest have it? | [`host`], [`own_files`], [`policy`], [`cdi`], [`files`] |
+//! | what takes long before a machine can start? | [`groundwork`], [`memory`], [`backends`] |
+//! | what is a machine made of, and in which order? | [`machine`], [`endpoints`], [`ports`], [`boot`], [`vcpu`], [`kvm`] |
+//! | who answers an access, and what follows from a write? | [`pci_bus`], [`address_space`], [`effects`], [`mirrors`] |
+//! | how do devices come and go? | [`hotplug`], [`bus_slots`], [`slot_events`], [`arrivals`], [`additions`] |
+//! | how do processors and memory come and go? | [`resize`], [`ejected`] |
+//! | what stays through a reset? | [`changes`] |
+//! | who runs a machine from its start to its end? | [`run`], [`outputs`], [`driver`], [`signals`], [`terminal`], `working_set` |
+//! | who carries out what API clients ask for? | [`serve`], [`session`], [`between`], `waiting`, [`listing`], `inject` |
+//! | how does a machine go on in another process? | [`snapshot`] |
+//! | what do the other commands do? | [`ctl`], [`topology`], [`check`], [`cdi`], [`demo`] |
+//! | what is said, and counted? | [`logger`], [`print`], [`table`], [`counters`] |
+//!
+//! ARCHITECTURE.md says what each thread does, and in which order locks are taken.
 
 pub mod additions;
 pub mod address_space;
