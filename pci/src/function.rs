@@ -33,11 +33,11 @@ bitflags! {
         const WINDOWS = 1 << 3;
         /// A bridge's secondary bus reset went from 0 to 1: everything below is reset.
         const RESET_BELOW = 1 << 4;
+        /// The function was reset by its own register (function-level reset).
+        const RESET = 1 << 5;
         /// A bridge starts or stops to let configuration cycles through: secondary bus reset, link disable or power
         /// state.
         const LINK = 1 << 6;
-        /// The function was reset by its own register (function-level reset).
-        const RESET = 1 << 5;
         /// The guest told something by a port's slot.
         const SLOT = 1 << 7;
         /// Which virtual functions there are, or where their BARs decode.

@@ -17,10 +17,10 @@ use crate::function::FunctionId;
 use crate::hierarchy::{Hierarchy, Newcomer};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
-use crate::mirror::{FakeMirror, Mirror};
+use crate::mirror::Mirror;
 use crate::sriov::SriovSpec;
 use crate::state::{Reader, StateError, Writer};
-use crate::testing::{FakeEndpoint, tree};
+use crate::testing::{FakeEndpoint, FakeMirror, tree};
 use crate::topology::{
     Apertures, EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Parent, Place, Plan, PortKind, PortSpec, Removal, Reserve,
     RootComplexSpec, Topology, Window,

@@ -1,4 +1,4 @@
-//! How functions reach interrupts and memory: traits that the machine implements, and fakes for tests.
+//! How functions reach interrupts and memory: traits that the machine implements, and fakes of `testing` for tests.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! In-memory stand-ins for the traits in [`crate::seams`], which record what they are told, an endpoint that does nothing, and
-//! trees of such endpoints.
+//! In-memory stand-ins for the traits in [`crate::seams`] and for mirrors, which record what they are told, an endpoint that does
+//! nothing, and trees of such endpoints.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -7,13 +7,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::access::{Access, Reg};
+use crate::access::{Access, Lanes, Reg};
 use crate::address::Bdf;
 use crate::bar::{BarIndex, Bars};
 use crate::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use crate::errors::{PcieError, Recorded};
 use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
 use crate::hierarchy::Hierarchy;
+use crate::mirror::Mirror;
 use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiRoutes, MsiVector};
 use crate::sriov::EnabledFunctions;
 use crate::state::{Reader, StateError, Writer};
@@ -71,6 +72,32 @@ impl MsiEvent for FakeMsiEvent {
 impl Drop for FakeMsiEvent {
     fn drop(&mut self) {
         lock(&self.events).remove(&self.key);
+    }
+}
+
+/// A copy of configuration space in memory.
+#[derive(Debug)]
+pub struct FakeMirror(Mutex<Vec<u32>>);
+
+impl Default for FakeMirror {
+    fn default() -> Self {
+        Self(Mutex::new(vec![0; 1024]))
+    }
+}
+
+impl FakeMirror {
+    /// What a guest reads.
+    #[must_use]
+    pub fn read(&self, reg: Reg) -> u32 {
+        lock(&self.0).get(reg.index()).copied().unwrap_or(0)
+    }
+}
+
+impl Mirror for FakeMirror {
+    fn store(&self, reg: Reg, lanes: Lanes, value: u32) {
+        if let Some(dword) = lock(&self.0).get_mut(reg.index()) {
+            *dword = Access { reg, lanes }.merge(*dword, value);
+        }
     }
 }
 

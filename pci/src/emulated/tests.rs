@@ -7,8 +7,7 @@ use crate::caps::clique::decode;
 use crate::caps::{id, walk};
 use crate::ext_caps::walk_extended;
 use crate::ids::ClassCode;
-use crate::mirror::FakeMirror;
-use crate::testing::{FakeIntx, FakeMsi};
+use crate::testing::{FakeIntx, FakeMirror, FakeMsi};
 
 const MSIX: InterruptSpec =
     InterruptSpec::MsiX { vectors: 70, table_bar: 0, table_offset: 0x1000, pba_bar: 0, pba_offset: 0x1800 };

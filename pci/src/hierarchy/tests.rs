@@ -7,8 +7,7 @@ use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::errors::PcieError;
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
-use crate::mirror::FakeMirror;
-use crate::testing::{dword, tree};
+use crate::testing::{FakeMirror, dword, tree};
 use crate::topology::Name;
 use crate::topology::tests::{downstream, endpoint, endpoint_of, mem64, roomy, root_port, topology, upstream};
 

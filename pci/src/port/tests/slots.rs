@@ -1,9 +1,8 @@
 //! Ports whose device comes and goes: link, presence, interrupts.
 
 use super::*;
-use crate::mirror::FakeMirror;
 use crate::slot::{SlotError, SlotEvent};
-use crate::testing::FakeIntx;
+use crate::testing::{FakeIntx, FakeMirror};
 use crate::topology::Removal;
 
 const HOT: [PortKind; 2] = [PortKind::Root, PortKind::Downstream];
