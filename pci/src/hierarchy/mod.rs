@@ -4,6 +4,7 @@
 //! slots, DMA maps or threads: consequences leave as [`Effect`]s.
 
 mod bus;
+mod consequences;
 mod fit;
 mod hotplug;
 mod inject;
@@ -37,7 +38,7 @@ pub use fit::{Missing, Shortfall};
 pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
 pub use inject::{InjectError, Injected, Silence};
 pub use listing::{EndpointInfo, FunctionInfo, RootComplexInfo};
-use reach::{Reach, Way};
+use reach::Reach;
 use strays::Strays;
 pub use virtual_functions::Appeared;
 
@@ -373,49 +374,6 @@ impl Hierarchy {
         self.tell_strays(is_window.then_some(id), effects);
     }
 
-    fn follow(&mut self, id: FunctionId, changes: Changes, effects: &mut Vec<Effect>) {
-        let below = self.below(id);
-        if changes.contains(Changes::RESET) {
-            self.reach.forget(id);
-        }
-        if changes.intersects(Changes::VIRTUAL_FUNCTIONS | Changes::RESET) {
-            self.follow_virtual_functions(id, effects);
-        }
-        if changes.contains(Changes::WINDOWS) {
-            self.strays.changed(id);
-        }
-        if changes.contains(Changes::RESET_BELOW) {
-            self.reset_functions(below.get(1..).unwrap_or_default(), ResetKind::Hot, effects);
-        }
-        if changes.contains(Changes::SLOT) {
-            self.tell(id, effects);
-        }
-        if !changes.difference(Changes::BUS_RANGE | Changes::SLOT).is_empty() {
-            self.settle(&below, effects);
-        }
-        if changes.intersects(Changes::BUS_RANGE | Changes::RESET_BELOW | Changes::LINK) {
-            self.settle_mirrors(effects);
-        }
-    }
-
-    fn reset_functions(&mut self, ids: &[FunctionId], kind: ResetKind, effects: &mut Vec<Effect>) {
-        for id in ids {
-            if let Some(node) = self.nodes.get_mut(id) {
-                node.reset(kind);
-            }
-            self.reach.forget(*id);
-            self.tell(*id, effects);
-        }
-        self.follow_all_virtual_functions(ids, effects);
-    }
-
-    /// Passes on what the guest told by a port's slot.
-    fn tell(&mut self, id: FunctionId, effects: &mut Vec<Effect>) {
-        if let Some(What::Port(port)) = self.nodes.get_mut(&id).map(|node| &mut node.what) {
-            effects.extend(port.take_events().into_iter().map(|event| Effect::Slot { port: id, event }));
-        }
-    }
-
     /// `id` and everything below it, parents first.
     fn below(&self, id: FunctionId) -> Vec<FunctionId> {
         let mut found = vec![id];
@@ -443,61 +401,6 @@ impl Hierarchy {
                 Some(Parent::RootComplex(root)) => return (ports, self.roots.get(root)),
                 None => return (ports, None),
             }
-        }
-    }
-
-    /// Recomputes what is reachable of the endpoints in `ids` and what they may send.
-    fn settle(&mut self, ids: &[FunctionId], effects: &mut Vec<Effect>) {
-        let wanted: Vec<_> = ids.iter().filter_map(|id| self.wanted(*id)).collect();
-        self.reach.settle(&wanted, effects);
-    }
-
-    /// Tells which mirrors lie where configuration reads reach their functions. Looks at all: one bridge that moves can take
-    /// another's place.
-    fn settle_mirrors(&mut self, effects: &mut Vec<Effect>) {
-        // Neighbours are on one bus, so the way there is looked up once for all of them.
-        let mut looked_up = None;
-        let in_place = self.nodes.iter().filter(|(_, node)| node.mirrored).map(|(id, node)| {
-            let bus = (node.planned_at.segment, node.planned_at.bdf.bus());
-            let (_, leads_to) = match looked_up {
-                Some(found @ (of, _)) if of == bus => found,
-                _ => *looked_up.insert((bus, self.leads_to(bus.0, bus.1))),
-            };
-            (*id, leads_to == Some((node.on, 0)))
-        });
-        let in_place: Vec<(FunctionId, bool)> = in_place.collect();
-        self.reach.settle_mirrors(&in_place, effects);
-    }
-
-    /// What an endpoint decodes, and which of it is forwarded; `None` for ports.
-    fn wanted(&self, id: FunctionId) -> Option<reach::Wanted> {
-        let function = lock(self.endpoint(id)?);
-        let (ports, root) = self.above(id);
-        let way = |at: u64, size: u64| match () {
-            () if !root.is_some_and(|root| root.windows.iter().any(|window| window.contains(at, size))) => Way::Outside,
-            () if ports.iter().all(|port| port.forwards(at, size)) => Way::Open,
-            () => Way::Closed,
-        };
-        let bars = function.bars().decoding().map(|decoding| reach::WantedBar {
-            bar: decoding.bar,
-            size: decoding.size,
-            at: decoding.at,
-            way: decoding.at.map_or(Way::Closed, |at| way(at, decoding.size)),
-            home_is_forwarded: self.reach.home(id, decoding.bar).is_some_and(|home| way(home, decoding.size) == Way::Open),
-        });
-        Some(reach::Wanted {
-            function: id,
-            bars: bars.collect(),
-            bus_master: function.bus_master() && ports.iter().all(|port| port.bus_master()),
-        })
-    }
-}
-
-impl Node {
-    fn reset(&mut self, kind: ResetKind) {
-        match &mut self.what {
-            What::Port(port) => port.reset(kind),
-            What::Endpoint(shared) => lock(shared).reset(kind),
         }
     }
 }
