@@ -123,6 +123,16 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Action, Cl
     }
 }
 
+/// Whether a command line starts a machine at once, by a glance at it: what begins before it is read, on the strength of this,
+/// must be of no consequence.
+#[must_use]
+pub fn starts_a_machine(arguments: &[OsString]) -> bool {
+    const NO_START: [&str; 4] = ["-h", "--help", "--dry-run", "--api-socket"];
+    let name = |argument: &OsString| argument.to_string_lossy().split('=').next().unwrap_or_default().to_owned();
+    arguments.get(1).is_some_and(|command| command == "run")
+        && !arguments.iter().any(|argument| NO_START.contains(&&*name(argument)))
+}
+
 /// The completion script for `shell`.
 #[must_use]
 pub fn completions(shell: Shell) -> String {

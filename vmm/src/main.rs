@@ -1,16 +1,21 @@
 //! The executable: reads the command line, runs what it asks for, prints what went wrong.
 
 use std::error::Error;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
+use vmm::kvm::Ahead;
 use vmm::print::{one_line, print};
 use vmm::{cdi, check, ctl, demo, policy, run, serve, topology};
 
 fn main() -> ExitCode {
-    let done = match cli::parse(std::env::args_os()) {
-        Ok(action) => act(action),
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    // Without it the command makes its VM itself, or says why it cannot.
+    let ahead = cli::starts_a_machine(&arguments).then(Ahead::start).and_then(Result::ok);
+    let done = match cli::parse(arguments) {
+        Ok(action) => act(action, ahead),
         Err(CliError::Usage(error)) => return usage(&error),
         Err(error) => Err(error.into()),
     };
@@ -20,7 +25,7 @@ fn main() -> ExitCode {
     })
 }
 
-fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
+fn act(action: Action, ahead: Option<Ahead>) -> Result<ExitCode, Box<dyn Error>> {
     match action {
         Action::Completions(shell) => {
             print(&mut io::stdout().lock(), &cli::completions(shell)).map_err(run::RunError::Print)?;
@@ -28,7 +33,7 @@ fn act(action: Action) -> Result<ExitCode, Box<dyn Error>> {
         }
         Action::Run { config, options } => match &options.api_socket {
             Some(socket) if !options.dry_run => Ok(serve::serve(Some(*config), &options, socket)?.into()),
-            _ => Ok(run::run(&config, &options)?.into()),
+            _ => Ok(run::run(&config, &options, ahead)?.into()),
         },
         Action::Serve { socket, options } => Ok(serve::serve(None, &options, &socket)?.into()),
         Action::Ctl(options) => match ctl::run(&options, &mut io::stdout().lock()) {

@@ -21,7 +21,7 @@ use crate::driver::{DriverError, End};
 use crate::groundwork::{Groundwork, GroundworkError, Needs};
 use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::{self, HostError};
-use crate::kvm::{KvmError, Vm};
+use crate::kvm::{Ahead, KvmError, host_cpuid};
 use crate::logger;
 use crate::machine::{self, Design, MachineError};
 use crate::outputs::Outputs;
@@ -47,18 +47,19 @@ pub mod exit_code {
     pub const SIGNAL: u8 = 128;
 }
 
-/// `banyan run`. Returns the exit code of the process.
-pub fn run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
+/// `banyan run`, in the VM that is being made, if one is. Returns the exit code of the process.
+pub fn run(config: &VmConfig, options: &RunOptions, ahead: Option<Ahead>) -> Result<u8, RunError> {
     own_files::check(config, Beside::of(options))?;
     start_log(&options.log)?;
     if options.dry_run {
         return dry_run(config, options);
     }
     let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?.map(Arc::new);
-    let (blueprint, vm) = Blueprint::new(config, recorded)?;
+    let ahead = ahead.map_or_else(Ahead::start, Ok)?;
+    let blueprint = Blueprint::new(config, recorded, &ahead)?;
     let backends = Arc::new(Backends::open(&blueprint.spec)?);
     let guest = Guest::open(Arc::new(blueprint), backends, false)?;
-    let ground = Groundwork::open(vm, &guest.blueprint.needs(), None)?;
+    let ground = Groundwork::open(ahead.vm()?, &guest.blueprint.needs(), None)?;
     ground.lay(&ground.work())?;
     Ok(exit_code(guest.run(ground, None, options, None, None)?))
 }
@@ -78,14 +79,13 @@ pub struct Blueprint {
 }
 
 impl Blueprint {
-    /// Reads CDI files, looks at the host, plans. The VM that comes with it is for its first machine. The devices of a host
-    /// that is data are emulated.
-    pub fn new(config: &VmConfig, recorded: Option<Arc<RecordedHost>>) -> Result<(Self, Vm), RunError> {
+    /// Reads CDI files, looks at the host, plans. `ahead` is for its first machine. The devices of a host that is data are
+    /// emulated.
+    pub fn new(config: &VmConfig, recorded: Option<Arc<RecordedHost>>, ahead: &Ahead) -> Result<Self, RunError> {
         let (config, spec) = decide(config, recorded.as_deref())?;
-        let vm = Vm::new()?;
-        let cpuid = vm.supported_cpuid()?;
+        let cpuid = ahead.cpuid()?;
         let plan = plan_machine(&config, &spec, cpuid.as_slice())?;
-        Ok((Self { config, spec, plan, cpuid, recorded }, vm))
+        Ok(Self { config, spec, plan, cpuid, recorded })
     }
 
     /// The same machine with another configuration.
@@ -188,8 +188,8 @@ fn look(config: &VmConfig, recorded: Option<&RecordedHost>) -> Result<(VmConfig,
 
 /// Plans without a machine, for physical addresses of `address_bits`, by default this processor's.
 pub fn plan_only(config: &VmConfig, spec: &Spec, address_bits: Option<u8>) -> Result<MachinePlan, RunError> {
-    let host = match Vm::new() {
-        Ok(vm) => vm.supported_cpuid()?,
+    let host = match host_cpuid() {
+        Ok(cpuid) => cpuid,
         // A plan needs the address width only, which the processor tells as well.
         Err(_) => CpuId::from_entries(&host_leaves()).map_err(|_| RunError::Cpuid)?,
     };

@@ -148,8 +148,9 @@ impl State<'_> {
     fn promise(&mut self) {
         let Some(vm) = &mut self.vm else { return };
         let Some(boot) = &mut vm.boot else { return };
-        match Named::new(0..vm.blueprint.config.cpus.count) {
+        match Named::start(0..vm.blueprint.config.cpus.count) {
             Ok(named) => {
+                named.wait();
                 boot.promised = Some(named);
                 let starter = boot.starter.take();
                 log::info!("vm.boot is answered; the guest starts when its memory is prepared");

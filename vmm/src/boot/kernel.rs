@@ -46,8 +46,8 @@ impl Kernel {
         if len == 0 {
             return Err(KernelError::Empty { path: named });
         }
-        let mut head = Vec::new();
-        (&mut file).take(HEAD).read_to_end(&mut head).map_err(unreadable)?;
+        let mut head = Vec::with_capacity(HEAD);
+        (&mut file).take(HEAD as u64).read_to_end(&mut head).map_err(unreadable)?;
         file.rewind().map_err(unreadable)?;
         let format = if elf::is_elf(&head) {
             let layout = elf::layout(&mut file).map_err(|source| KernelError::Elf { path: named.clone(), source })?;
@@ -77,7 +77,7 @@ impl Kernel {
 }
 
 /// Enough for every signature below.
-const HEAD: u64 = 4096;
+const HEAD: usize = 4096;
 
 /// What a file is that is no kernel, for the message.
 fn describe(head: &[u8]) -> &'static str {

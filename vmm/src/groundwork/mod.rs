@@ -146,10 +146,10 @@ impl Groundwork {
 
     /// Lays it, on this thread and some of its own. Returns when all is done, or soon after `work` was told to stop.
     pub fn lay(&self, work: &Work) -> Result<(), GroundworkError> {
-        let wanted = self.memory.prefault_threads.map_or_else(threads, |threads| threads.get().into());
+        let wanted = || self.memory.prefault_threads.map_or_else(threads, |threads| threads.get().into());
         Lay {
             regions: self.regions(),
-            threads: if self.touches() { wanted } else { 0 },
+            threads: if self.touches() { wanted() } else { 0 },
             domain: self.functions.domain.as_deref(),
             page: self.memory.hugepages.map_or(0, |page| page.size().bytes()),
         }

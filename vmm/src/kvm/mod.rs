@@ -6,12 +6,14 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
 
 use vmm_sys_util::eventfd::EventFd;
 
+mod ahead;
 mod doorbells;
 mod gsi;
 mod interrupt;
 mod slots;
 mod vm;
 
+pub use ahead::{Ahead, host_cpuid};
 pub use doorbells::{DoorbellError, Doorbells};
 pub use gsi::GsiTable;
 pub use interrupt::{EdgeLine, RoutedMsi, SharedIntx, SignalMsi};

@@ -29,31 +29,11 @@ pub struct Vm {
 impl Vm {
     /// Creates an empty VM. Fails with what to do when /dev/kvm is absent, refused or too old.
     pub fn new() -> Result<Self, KvmError> {
-        let kvm = Kvm::new().map_err(|error| match error.errno() {
-            libc::ENOENT | libc::ENXIO | libc::ENODEV => KvmError::Absent { source: error.into() },
-            libc::EACCES | libc::EPERM => KvmError::Refused { source: error.into() },
-            _ => KvmError::Open { source: error.into() },
-        })?;
-        let version = kvm.get_api_version();
-        if version < 0 {
-            return Err(KvmError::NotKvm);
-        }
-        if u32::try_from(version).ok() != Some(KVM_API_VERSION) {
-            return Err(KvmError::Version { version, needed: KVM_API_VERSION });
-        }
-        let missing: Vec<&str> = [
-            (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
-            (Cap::Irqfd, "KVM_CAP_IRQFD"),
-            (Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI"),
-            (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
-            (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
-        ]
-        .into_iter()
-        .filter_map(|(cap, name)| (!kvm.check_extension(cap)).then_some(name))
-        .collect();
-        if !missing.is_empty() {
-            return Err(KvmError::Missing { what: missing.join(", ") });
-        }
+        Self::of(open()?)
+    }
+
+    /// Creates an empty VM of `kvm`.
+    pub(super) fn of(kvm: Kvm) -> Result<Self, KvmError> {
         let fd = kvm.create_vm().map_err(|error| KvmError::step("create a virtual machine", error))?;
         Ok(Self { kvm, fd: Arc::new(fd) })
     }
@@ -78,7 +58,7 @@ impl Vm {
 
     /// CPUID leaves that KVM can show a guest on this host.
     pub fn supported_cpuid(&self) -> Result<CpuId, KvmError> {
-        self.kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(|error| KvmError::step("read the supported CPUID", error))
+        supported_cpuid(&self.kvm)
     }
 
     /// Creates local APICs, I/O APIC and PICs in the kernel. Set all memory slots before.
@@ -130,6 +110,38 @@ impl Vm {
         let device = unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) }.try_clone_to_owned();
         device.map_err(|source| KvmError::Step { what: "keep the KVM VFIO device", source })
     }
+}
+
+/// Opens /dev/kvm, if it has what every VM here needs.
+pub(super) fn open() -> Result<Kvm, KvmError> {
+    let kvm = Kvm::new().map_err(|error| match error.errno() {
+        libc::ENOENT | libc::ENXIO | libc::ENODEV => KvmError::Absent { source: error.into() },
+        libc::EACCES | libc::EPERM => KvmError::Refused { source: error.into() },
+        _ => KvmError::Open { source: error.into() },
+    })?;
+    let version = kvm.get_api_version();
+    if version < 0 {
+        return Err(KvmError::NotKvm);
+    }
+    if u32::try_from(version).ok() != Some(KVM_API_VERSION) {
+        return Err(KvmError::Version { version, needed: KVM_API_VERSION });
+    }
+    let missing: Vec<&str> = [
+        (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
+        (Cap::Irqfd, "KVM_CAP_IRQFD"),
+        (Cap::SignalMsi, "KVM_CAP_SIGNAL_MSI"),
+        (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+        (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+    ]
+    .into_iter()
+    .filter_map(|(cap, name)| (!kvm.check_extension(cap)).then_some(name))
+    .collect();
+    if missing.is_empty() { Ok(kvm) } else { Err(KvmError::Missing { what: missing.join(", ") }) }
+}
+
+/// CPUID leaves that KVM can show a guest on this host.
+pub(super) fn supported_cpuid(kvm: &Kvm) -> Result<CpuId, KvmError> {
+    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(|error| KvmError::step("read the supported CPUID", error))
 }
 
 /// State that KVM does not take.
@@ -184,6 +196,9 @@ pub enum KvmError {
         /// Capability names.
         what: String,
     },
+    /// The thread that makes a VM ahead does not start, or ended.
+    #[error("cannot make a virtual machine on a thread of its own: the limit of processes or memory is reached (ulimit -u)")]
+    Thread(#[source] io::Error),
     /// A vCPU.
     #[error("cannot create vCPU {id}")]
     Vcpu {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -101,13 +101,9 @@ impl Errand {
 }
 
 impl Threads {
-    /// Starts one thread for each vCPU, or has the threads `named` run them.
-    pub fn start(vcpus: Vec<Vcpu>, named: Option<Named>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
+    /// Has the threads `named` run the vCPUs, in the same order.
+    pub fn start(vcpus: Vec<Vcpu>, named: Named, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
         register_signal_handler(SIGRTMIN(), ignore).map_err(|error| ThreadError::Signal { source: error.into() })?;
-        let named = match named {
-            Some(named) => named,
-            None => Named::new(vcpus.iter().map(|vcpu| vcpu.id))?,
-        };
         let mut started = Self { runner: Arc::clone(runner), running: Vec::new(), counters: Vec::new() };
         started.hand_out(vcpus, named);
         Ok(started)
@@ -115,14 +111,15 @@ impl Threads {
 
     /// Starts one more.
     pub fn add(&mut self, vcpu: Vcpu) -> Result<(), ThreadError> {
-        let named = Named::new([vcpu.id])?;
+        let named = Named::start([vcpu.id])?;
         self.hand_out(vec![vcpu], named);
         Ok(())
     }
 
-    /// Gives waiting threads their vCPUs.
+    /// Gives waiting threads their vCPUs. They have their names then.
     fn hand_out(&mut self, vcpus: Vec<Vcpu>, mut named: Named) {
-        for (vcpu, (thread, start)) in vcpus.into_iter().zip(named.0.drain(..)) {
+        named.wait();
+        for (vcpu, (thread, start)) in vcpus.into_iter().zip(named.threads.drain(..)) {
             let (id, counters, leave) = (vcpu.id, Arc::new(Counters::default()), Arc::new(AtomicBool::new(false)));
             self.counters.push(Arc::clone(&counters));
             // A thread that waits for its vCPU takes it.
@@ -177,7 +174,7 @@ impl Threads {
         });
         let asked: Vec<_> = asked.collect();
         self.runner.gate.recall();
-        let answer = |(running, answered): (&Running, mpsc::Receiver<_>)| loop {
+        let answer = |(running, answered): (&Running, Receiver<_>)| loop {
             match answered.recv_timeout(Duration::from_millis(10)) {
                 Ok(state) => return (running.id, state),
                 Err(_) if running.thread.is_finished() => return (running.id, Err(VcpuStateError::Gone)),
@@ -223,9 +220,12 @@ impl Drop for Threads {
     }
 }
 
-/// Threads that have their names and wait for their vCPUs: others look for them before memory is there. They end when this is
-/// dropped, before it is gone.
-pub struct Named(Vec<(JoinHandle<Option<Vcpu>>, Sender<Work>)>);
+/// Threads that take their names and wait for their vCPUs: others look for them before memory is there, and they start while a
+/// machine is built. They end when this is dropped, before it is gone.
+pub struct Named {
+    threads: Vec<(JoinHandle<Option<Vcpu>>, Sender<Work>)>,
+    here: Receiver<()>,
+}
 
 struct Work {
     vcpu: Vcpu,
@@ -236,16 +236,16 @@ struct Work {
 }
 
 impl Named {
-    /// A thread for each of these vCPUs. They have their names when this returns.
-    pub fn new(ids: impl IntoIterator<Item = u8>) -> Result<Self, ThreadError> {
-        let (here, all_here) = mpsc::channel::<()>();
+    /// Begins a thread for each of these vCPUs.
+    pub fn start(ids: impl IntoIterator<Item = u8>) -> Result<Self, ThreadError> {
+        let (tell, here) = mpsc::channel::<()>();
         let thread = |id| {
             let (start, work) = mpsc::channel::<Work>();
-            let here = here.clone();
+            let tell = tell.clone();
             let run = move || {
-                // Nobody waits if another thread could not be started.
-                let _ = here.send(());
-                drop(here);
+                // Nobody may wait.
+                let _ = tell.send(());
+                drop(tell);
                 let Work { mut vcpu, counters, leave, errand, runner } = work.recv().ok()?;
                 pin(&vcpu);
                 runner.run(&mut vcpu, &leave, &errand, &counters);
@@ -254,17 +254,21 @@ impl Named {
             let thread = thread::Builder::new().name(format!("vcpu{id}")).stack_size(STACK).spawn(run);
             Ok((thread.map_err(|source| ThreadError::Start { id, source })?, start))
         };
-        let named: Vec<_> = ids.into_iter().map(thread).collect::<Result<_, _>>()?;
-        for _ in &named {
-            let _ = all_here.recv();
+        let threads = ids.into_iter().map(thread).collect::<Result<_, _>>()?;
+        Ok(Self { threads, here })
+    }
+
+    /// Waits until they have their names.
+    pub fn wait(&self) {
+        for _ in &self.threads {
+            let _ = self.here.recv();
         }
-        Ok(Self(named))
     }
 }
 
 impl Drop for Named {
     fn drop(&mut self) {
-        for (thread, start) in self.0.drain(..) {
+        for (thread, start) in self.threads.drain(..) {
             drop(start);
             drop(thread.join());
         }
@@ -498,7 +502,8 @@ mod tests {
             gate: Arc::default(),
             ended: Box::new(|ended| panic!("{ended:?}")),
         });
-        (Threads::start(vec![Vcpu { id: 0, fd, pinned: None }], None, &runner).unwrap(), reads)
+        let named = Named::start([0]).unwrap();
+        (Threads::start(vec![Vcpu { id: 0, fd, pinned: None }], named, &runner).unwrap(), reads)
     }
 
     #[test]
