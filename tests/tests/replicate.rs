@@ -1,6 +1,6 @@
 //! Hosts of `tests/topologies`, each replicated and booted with stand-ins for its devices: what the guest finds is as near to
 //! each other as on the host, below the same switches with the same links.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests end a test that cannot go on")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests end a test that cannot go on")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
