@@ -32,6 +32,25 @@ fn the_definitions_hold_together() {
 }
 
 #[test]
+fn a_glance_tells_command_lines_that_start_a_machine_at_once() {
+    let starts = |line: &str| starts_a_machine(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>());
+    assert!(starts("banyan run --kernel k --cmdline x=--help"));
+    for line in [
+        "banyan",
+        "banyan --api-socket s",
+        "banyan demo",
+        "banyan ctl run",
+        "banyan run --help",
+        "banyan run -h",
+        "banyan run --kernel k --dry-run",
+        "banyan run --kernel k --api-socket s",
+        "banyan run --kernel k --api-socket=s",
+    ] {
+        assert!(!starts(line), "{line}");
+    }
+}
+
+#[test]
 fn a_kernel_alone_gets_the_documented_defaults() {
     let (config, options) = run("--kernel k");
     let kernel = KernelConfig { path: "k".into(), ..KernelConfig::default() };

@@ -52,3 +52,17 @@ fn ended() -> KvmError {
 pub fn host_cpuid() -> Result<CpuId, KvmError> {
     supported_cpuid(&open()?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+    fn what_is_told_ahead_is_what_the_vm_says() {
+        let ahead = Ahead::start().unwrap();
+        let told = ahead.cpuid().unwrap();
+        assert_eq!(told.as_slice().len(), ahead.vm().unwrap().supported_cpuid().unwrap().as_slice().len());
+        assert_eq!(told.as_slice().len(), host_cpuid().unwrap().as_slice().len());
+    }
+}
