@@ -23,9 +23,8 @@ class ImageError(Exception):
     """Something that the images need is missing on this machine."""
 
 
-def build(scenario, kernel, banyan, folder):
+def build(scenario, kernel, programs, banyan, folder):
     """Writes the host's initramfs, with the guests' inside it, to `folder`/host.cpio and returns its path."""
-    programs = compile_programs(folder)
     guests = _guest_archive(scenario, kernel, programs)
     guests.write(folder / "guest.cpio")
     host = _base(programs)

@@ -4,10 +4,14 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 # The most that the host may need to boot and to end, on a machine with other work to do.
 HOST_SECONDS = 180
+
+# Set when all hosts are to end at once.
+stopped = threading.Event()
 
 # What a guest may need beyond its own limit, which the host enforces.
 GUEST_GRACE_SECONDS = 15
@@ -72,8 +76,8 @@ def _record(machine, deadline, follow):
     said = b""
     with selectors.DefaultSelector() as waiting:
         waiting.register(machine.stdout, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            if not waiting.select(timeout=min(left, 5)):
+        while (left := deadline - time.monotonic()) > 0 and not stopped.is_set():
+            if not waiting.select(timeout=min(left, 1)):
                 continue
             chunk = machine.stdout.read1(65536)
             if not chunk:
