@@ -71,6 +71,16 @@ impl Reply {
     }
 }
 
+/// The reply to a request whose head could not be read, to the byte; the connection ends with it.
+pub(super) fn unread(error: &ApiError) -> Vec<u8> {
+    let (status, body) = (error.kind.status(), json::ascii(&error.chain.clone().into()));
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status} \r\nServer: Banyan\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    );
+    [head.into_bytes(), body].concat()
+}
+
 fn with_type(body: Body, content: &'static str, close: bool) -> Response<Body> {
     let mut response = Response::new(body);
     response.extensions_mut().insert(ReasonPhrase::from_static(b""));

@@ -22,11 +22,11 @@ use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::LocalSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::body::Body;
 use super::handle::{Request, Service, too_many_descriptors};
-use super::reply::Reply;
+use super::reply::{Reply, unread};
 use super::socket::{ListenError, Listening};
 use super::transport::{Incoming, MAX_DESCRIPTORS, Transport};
 use crate::channel::Controller;
@@ -42,7 +42,7 @@ pub struct Limits {
     pub body: usize,
     /// Time from a request's first byte to its last. Between requests there is no limit.
     pub unfinished: Duration,
-    /// Connections. Beyond that, those that never said a word make way; if there are none, new ones wait.
+    /// Connections. Beyond that, new ones wait until one ends; those that have been silent since they came make way.
     pub connections: usize,
 }
 
@@ -58,6 +58,13 @@ const HEAD: usize = 16 << 10;
 
 /// Descriptors that have to be left: some connections, and what is opened for one call.
 const SPARE: usize = 4;
+
+/// How long a connection may say nothing at first before it makes way for one that waits.
+const FIRST_WORD: Duration = Duration::from_millis(250);
+
+/// How long what a client still sends is read and thrown away after its request was refused. A connection that is closed while
+/// something is unread is reset, and its client may not see the reply.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// How long accepting rests when the process has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -145,6 +152,7 @@ struct Serving {
 
 struct Connection {
     incoming: Rc<Incoming>,
+    since: Instant,
     /// It is to end: at once, or after the reply under way.
     end: Notify,
     leave: Cell<Leave>,
@@ -198,15 +206,13 @@ impl Serving {
     async fn accept(self: Rc<Self>, listener: UnixListener) -> Infallible {
         let mut failing = false;
         loop {
-            while self.connections.borrow().len() >= self.limits.connections {
-                self.make_room();
-                self.changed.notified().await;
-            }
             match listener.accept().await {
                 Ok((stream, _)) => {
                     failing = false;
+                    self.room().await;
                     let connection = Rc::new(Connection {
                         incoming: Incoming::new(self.limits.unfinished),
+                        since: Instant::now(),
                         end: Notify::new(),
                         leave: Cell::new(Leave::No),
                     });
@@ -223,16 +229,33 @@ impl Serving {
         }
     }
 
-    /// Ends the oldest connection that never said a word, if there is one.
-    fn make_room(&self) {
-        let connections = self.connections.borrow();
-        if let Some(silent) = connections.iter().find(|connection| !connection.incoming.spoke()) {
-            silent.leave(Leave::Now);
+    /// Ready when one more connection can be served.
+    async fn room(&self) {
+        while self.connections.borrow().len() >= self.limits.connections {
+            match self.make_room() {
+                // Woken in time or not: what is then will be looked at.
+                Some(wait) => drop(timeout(wait, self.changed.notified()).await),
+                None => self.changed.notified().await,
+            }
         }
     }
 
+    /// Ends the oldest connection that never said a word, if it had the time to. Otherwise says how long it still has; `None`
+    /// if all have said something.
+    fn make_room(&self) -> Option<Duration> {
+        let connections = self.connections.borrow();
+        let silent = connections.iter().find(|connection| !connection.incoming.spoke())?;
+        let left = FIRST_WORD.saturating_sub(silent.since.elapsed());
+        if left.is_zero() {
+            silent.leave(Leave::Now);
+            return Some(FIRST_WORD);
+        }
+        Some(left)
+    }
+
     async fn serve(self: Rc<Self>, stream: UnixStream, connection: Rc<Connection>) {
-        let transport = Transport::new(stream, connection.incoming.clone());
+        let stream = Rc::new(stream);
+        let transport = Transport::new(stream.clone(), connection.incoming.clone());
         let answer = service_fn(|request| {
             let (serving, incoming) = (self.clone(), connection.incoming.clone());
             // A request that is complete is carried out, even if its client leaves before it is answered.
@@ -261,7 +284,19 @@ impl Serving {
             });
             if let Err(error) = done.await {
                 log::debug!("a connection to the API ends: {error}");
+                if connection.incoming.is_unread() {
+                    refuse_unread(&stream, &error).await;
+                }
             }
+        }
+        if connection.incoming.lingers() && connection.leave.get() == Leave::No {
+            let mut drained = pin!(timeout(LINGER, drain(&stream)));
+            let mut leaving = pin!(connection.end.notified());
+            poll_fn(|context| {
+                let done = drained.as_mut().poll(context).is_ready() || leaving.as_mut().poll(context).is_ready();
+                if done { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
         }
         self.connections.borrow_mut().retain(|other| !Rc::ptr_eq(other, &connection));
         self.changed.notify_one();
@@ -291,6 +326,7 @@ impl Serving {
         let too_long = || Refusal::closing(format!("the body is longer than {most} bytes"));
         if body.size_hint().lower() > most.try_into().unwrap_or(u64::MAX) {
             incoming.complete();
+            incoming.linger();
             return Err(too_long());
         }
         let collected = Limited::new(body, most).collect().await;
@@ -298,7 +334,10 @@ impl Serving {
         match (collected, descriptors) {
             (Ok(body), Some(descriptors)) => Ok((body.to_bytes().into(), descriptors)),
             (Ok(_), None) => Err(Refusal { reply: too_many_descriptors(MAX_DESCRIPTORS), close: false }),
-            (Err(error), _) if error.is::<http_body_util::LengthLimitError>() => Err(too_long()),
+            (Err(error), _) if error.is::<http_body_util::LengthLimitError>() => {
+                incoming.linger();
+                Err(too_long())
+            }
             (Err(_), _) => {
                 let limit = self.limits.unfinished.as_secs_f32();
                 Err(Refusal::closing(format!("the body is broken off, or was not complete within {limit} s")))
@@ -315,6 +354,36 @@ struct Refusal {
 impl Refusal {
     fn closing(what: String) -> Self {
         Self { reply: Reply::Error(ApiError::new(ErrorKind::BadRequest, what)), close: true }
+    }
+}
+
+/// Answers a request of which not even the head can be read.
+async fn refuse_unread(stream: &UnixStream, error: &hyper::Error) {
+    let what = format!("the head of the request cannot be read (at most {HEAD} bytes and 100 headers)");
+    let reply = ApiError::new(ErrorKind::BadRequest, error.to_string()).within(what);
+    let reply = unread(&reply);
+    let mut rest = reply.as_slice();
+    while !rest.is_empty() && stream.writable().await.is_ok() {
+        match stream.try_write(rest) {
+            Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Says that nothing more is said, and reads what the client sends until it ends.
+async fn drain(stream: &UnixStream) {
+    // A client that is gone has nothing to hear.
+    let _ = rustix::net::shutdown(stream, rustix::net::Shutdown::Write);
+    let mut buffer = [0; 8192];
+    while stream.readable().await.is_ok() {
+        match stream.try_read(&mut buffer) {
+            Ok(0) => return,
+            Ok(_) => tokio::task::yield_now().await,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
     }
 }
 

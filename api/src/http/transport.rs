@@ -3,7 +3,7 @@
 //!
 //! A client may pass descriptors with any byte of a request: with all of it in one message, or with the first of several.
 //! They are kept until the request is complete; what nobody takes is closed. A request that has begun must be complete within
-//! a limit. Between requests a connection may be silent for ever.
+//! a limit. Between requests a connection may be silent for ever. What hyper says by itself is not sent.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -34,6 +34,8 @@ pub(super) struct Incoming {
     phase: Cell<Phase>,
     limit: Duration,
     spoke: Cell<bool>,
+    unread: Cell<bool>,
+    lingers: Cell<bool>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,12 +57,29 @@ impl Incoming {
             phase: Cell::new(Phase::Between),
             limit,
             spoke: Cell::new(false),
+            unread: Cell::new(false),
+            lingers: Cell::new(false),
         })
     }
 
     /// Whether the client has sent anything since it connected.
     pub(super) fn spoke(&self) -> bool {
         self.spoke.get()
+    }
+
+    /// Whether the head of a request could not be read, and nothing was sent for it.
+    pub(super) fn is_unread(&self) -> bool {
+        self.unread.get()
+    }
+
+    /// A refusal ends the connection while its client may still be sending.
+    pub(super) fn linger(&self) {
+        self.lingers.set(true);
+    }
+
+    /// Whether what a client still sends is to be read.
+    pub(super) fn lingers(&self) -> bool {
+        self.lingers.get()
     }
 
     /// Some bytes of a request are there.
@@ -98,20 +117,22 @@ impl Incoming {
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Transport {
-    stream: UnixStream,
+    stream: Rc<UnixStream>,
     incoming: Rc<Incoming>,
     timer: Option<Pin<Box<Sleep>>>,
+    /// What comes next goes on with what was sent in part.
+    cut: bool,
 }
 
 impl Transport {
-    pub(super) fn new(stream: UnixStream, incoming: Rc<Incoming>) -> Self {
-        Self { stream, incoming, timer: None }
+    pub(super) fn new(stream: Rc<UnixStream>, incoming: Rc<Incoming>) -> Self {
+        Self { stream, incoming, timer: None, cut: false }
     }
 
     fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(&self.stream, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let got = recvmsg(&*self.stream, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
                 self.incoming.keep(descriptors);
@@ -166,11 +187,19 @@ impl Read for Transport {
 impl Write for Transport {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if !this.cut && has_phrase(bytes) {
+            this.incoming.unread.set(true);
+            this.incoming.linger();
+            return Poll::Ready(Ok(bytes.len()));
+        }
         loop {
             ready!(this.stream.poll_write_ready(context))?;
             match this.stream.try_write(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                done => return Poll::Ready(done),
+                done => {
+                    this.cut = done.as_ref().is_ok_and(|count| *count < bytes.len());
+                    return Poll::Ready(done);
+                }
             }
         }
     }
@@ -180,7 +209,19 @@ impl Write for Transport {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.incoming.is_unread() {
+            // The reply to it comes first.
+            return Poll::Ready(Ok(()));
+        }
         let how = rustix::net::Shutdown::Write;
-        Poll::Ready(rustix::net::shutdown(&self.get_mut().stream, how).map_err(io::Error::from))
+        Poll::Ready(rustix::net::shutdown(&*this.stream, how).map_err(io::Error::from))
     }
+}
+
+/// Whether a reply begins here that hyper made by itself, for a head that it cannot read: it gives a reason phrase, which no reply
+/// of ours has. It is not sent; ours takes its place.
+fn has_phrase(bytes: &[u8]) -> bool {
+    let after_code = bytes.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(5..7));
+    after_code.is_some_and(|after| after.first() == Some(&b' ') && after != b" \r")
 }

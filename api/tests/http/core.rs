@@ -321,6 +321,14 @@ impl Client {
         Some(Got { status_line, headers, body })
     }
 
+    /// Whether there is something to read, or the connection has ended, within `time`.
+    pub fn has_something(&mut self, time: Duration) -> bool {
+        self.stream.set_read_timeout(Some(time)).unwrap();
+        let peeked = rustix::net::recv(&self.stream, &mut [0u8], rustix::net::RecvFlags::PEEK);
+        self.stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        peeked.is_ok()
+    }
+
     /// Whether the other side closes the connection without another byte.
     pub fn is_closed(&mut self) -> bool {
         let mut byte = [0];
