@@ -126,6 +126,14 @@ pub trait PciFunction: Send {
     fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8]);
     /// Back to the reset state. BARs are 0 and decode is off afterwards.
     fn reset(&mut self, kind: ResetKind);
+    /// What is left to do after a reset, by whatever register: hardware takes its time, for which nobody shall wait but who asked
+    /// for it. To be run with no lock held, and followed by [`PciFunction::end_reset`]; the function answers nothing meanwhile.
+    /// By default nothing is left.
+    fn take_reset(&mut self) -> Option<ResetWork> {
+        None
+    }
+    /// What [`PciFunction::take_reset`] gave was run.
+    fn end_reset(&mut self) {}
     /// Whether bus mastering is enabled in its command register.
     fn bus_master(&self) -> bool;
     /// Shows its configuration space in `mirror` from this point on, until it is detached, if it can: every change of every
@@ -184,6 +192,9 @@ pub struct Programming {
     /// Whether the device at this number has further functions (header type bit 7, function 0 only).
     pub multifunction: bool,
 }
+
+/// What hardware does for as long as it likes.
+pub type ResetWork = Box<dyn FnOnce() + Send>;
 
 /// A function held by the hierarchy and by the bus that forwards BAR accesses.
 pub type Shared = Arc<Mutex<dyn PciFunction>>;

@@ -12,7 +12,7 @@ use crate::address::Bdf;
 use crate::bar::{BarIndex, Bars};
 use crate::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use crate::errors::{PcieError, Recorded};
-use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
+use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, ResetWork, Shared};
 use crate::hierarchy::Hierarchy;
 use crate::mirror::Mirror;
 use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiRoutes, MsiVector};
@@ -333,7 +333,15 @@ impl DmaPort for FakeDma {
 }
 
 /// An emulated endpoint with nothing behind its BARs.
-pub struct FakeEndpoint(pub Emulated, Option<EmulatedSpec>);
+pub struct FakeEndpoint(pub Emulated, Option<EmulatedSpec>, Hardware);
+
+/// What resets leave to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hardware {
+    None,
+    Idle,
+    UnderReset,
+}
 
 impl FakeEndpoint {
     /// One that sends its messages nowhere.
@@ -351,7 +359,19 @@ impl FakeEndpoint {
             serial_number: spec.serial_number,
             ..EmulatedSpec::default()
         });
-        Ok(Self(Emulated::new(spec, Arc::new(FakeMsi::default()), None)?, functions))
+        Ok(Self(Emulated::new(spec, Arc::new(FakeMsi::default()), None)?, functions, Hardware::None))
+    }
+
+    /// One whose resets are hardware's to finish.
+    #[must_use]
+    pub fn with_hardware(self) -> Self {
+        Self(self.0, self.1, Hardware::Idle)
+    }
+
+    fn began(&mut self) {
+        if self.2 == Hardware::Idle {
+            self.2 = Hardware::UnderReset;
+        }
     }
 
     /// The same, as a tree takes it.
@@ -368,11 +388,15 @@ impl FakeEndpoint {
 
 impl PciFunction for FakeEndpoint {
     fn config_read(&mut self, reg: Reg) -> u32 {
-        self.0.config_read(reg)
+        if self.2 == Hardware::UnderReset { u32::MAX } else { self.0.config_read(reg) }
     }
 
     fn config_write(&mut self, access: Access, value: u32) -> Changes {
-        self.0.config_write(access, value)
+        let changes = self.0.config_write(access, value);
+        if changes.contains(Changes::RESET) {
+            self.began();
+        }
+        changes
     }
 
     fn bars(&self) -> &Bars {
@@ -395,6 +419,17 @@ impl PciFunction for FakeEndpoint {
 
     fn reset(&mut self, kind: ResetKind) {
         self.0.reset(kind);
+        self.began();
+    }
+
+    fn take_reset(&mut self) -> Option<ResetWork> {
+        (self.2 == Hardware::UnderReset).then(|| Box::new(|| ()) as ResetWork)
+    }
+
+    fn end_reset(&mut self) {
+        if self.2 == Hardware::UnderReset {
+            self.2 = Hardware::Idle;
+        }
     }
 
     fn bus_master(&self) -> bool {

@@ -10,7 +10,7 @@ use pci::address::Sbdf;
 use pci::cf8::AddressLatch;
 use pci::ecam;
 use pci::effect::Effect;
-use pci::hierarchy::{Appeared, Hierarchy};
+use pci::hierarchy::{Appeared, Hierarchy, UnderReset};
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 
@@ -87,7 +87,7 @@ impl PciBus {
     /// Writes 1 to 8 bytes; everything that follows has happened when this returns.
     pub fn write_ecam(&self, segment: u16, offset: u64, data: &[u8]) {
         if let Some((bdf, register)) = ecam::decode(offset) {
-            self.lock().write(|hierarchy, effects| hierarchy.write(segment, bdf, register, data, effects));
+            self.write(|hierarchy, effects| hierarchy.write(segment, bdf, register, data, effects));
         }
     }
 
@@ -101,7 +101,7 @@ impl PciBus {
     pub fn change<T>(&self, change: impl FnOnce(&mut Tree) -> T) -> T {
         let mut tree = self.lock();
         let result = change(&mut tree);
-        tree.apply();
+        finish(tree);
         result
     }
 
@@ -139,11 +139,18 @@ impl PciBus {
             (Some(latch), 4..8) => {
                 let lane = u8::try_from(offset - 4).unwrap_or(0);
                 if let (Some((bdf, register)), true) = (latch.target(lane), data.len() + usize::from(lane) <= 4) {
-                    self.lock().write(|hierarchy, effects| hierarchy.write_conventional(bdf, register, data, effects));
+                    self.write(|hierarchy, effects| hierarchy.write_conventional(bdf, register, data, effects));
                 }
             }
             _ => {}
         }
+    }
+
+    fn write(&self, write: impl FnOnce(&mut Hierarchy, &mut Vec<Effect>)) {
+        let mut tree = self.lock();
+        let Tree { hierarchy, effects, .. } = &mut *tree;
+        write(hierarchy, effects);
+        finish(tree);
     }
 
     fn lock(&self) -> MutexGuard<'_, Tree> {
@@ -158,12 +165,15 @@ impl Drop for PciBus {
     }
 }
 
-impl Tree {
-    fn write(&mut self, write: impl FnOnce(&mut Hierarchy, &mut Vec<Effect>)) {
-        write(&mut self.hierarchy, &mut self.effects);
-        self.apply();
-    }
+/// Carries out what follows from a change, and then, when others can go on, what takes hardware's time.
+fn finish(mut tree: MutexGuard<'_, Tree>) {
+    tree.apply();
+    let under_reset = tree.hierarchy.take_under_reset();
+    drop(tree);
+    under_reset.into_iter().for_each(UnderReset::run);
+}
 
+impl Tree {
     fn apply(&mut self) {
         for Appeared { id, name, function } in self.hierarchy.take_appeared() {
             self.mapper.add(id, Endpoint::made_by_registers(name.0, function));

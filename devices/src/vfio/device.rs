@@ -6,7 +6,7 @@ use std::sync::Arc;
 use log::Level;
 use pci::access::{Access, Reg};
 use pci::bar::{BarIndex, BarSpec, Bars, ROM};
-use pci::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind};
+use pci::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, ResetWork};
 use pci::regs::{command, header, type0};
 use pci::seams::{IntxEvents, MsiRoutes};
 
@@ -18,7 +18,7 @@ use super::msix::{Claim, Msix};
 use super::opened::{HostFunction, VfioError};
 use super::overlay::{Overlay, byte_runs, is_partial};
 use super::patch::{self, Placement, VfioOptions};
-use super::reset::{self, Outcome};
+use super::reset::{self, Outcome, Pending};
 use super::rom::Rom;
 use super::vectors::{Lender, VectorError};
 use crate::complaints::Complaints;
@@ -37,6 +37,8 @@ pub struct VfioFunction<D: HostDevice> {
     id: FunctionId,
     routes: Arc<dyn MsiRoutes>,
     complaints: Complaints,
+    /// Hardware is under reset.
+    resetting: Option<Pending>,
     detached: bool,
 }
 
@@ -77,6 +79,7 @@ impl<D: HostDevice> VfioFunction<D> {
             id,
             routes,
             complaints: Complaints::default(),
+            resetting: None,
             detached: false,
         };
         if !function.host.device.can_reset() {
@@ -171,13 +174,35 @@ impl<D: HostDevice> VfioFunction<D> {
         }
     }
 
-    /// Registers that are kept here go back to their reset values; hardware decodes and sends nothing.
-    fn forget(&mut self, kind: ResetKind) {
+    /// Registers that are kept here go back to their reset values, and hardware sends nothing. Its own reset is left to
+    /// [`PciFunction::take_reset`], for as long as which nothing answers.
+    fn begin_reset(&mut self, kind: ResetKind) {
         self.silence(false);
         self.overlay.reset(kind);
         self.bars.reset();
+        if self.resetting.is_some() {
+            // Nobody has reached it since that one began.
+            return;
+        }
+        self.quiet();
+        let resetter = self.host.device.can_reset().then(|| self.host.device.resetter());
+        match resetter {
+            Some(Ok(resetter)) => self.resetting = Some(Pending::new(resetter)),
+            Some(Err(error)) => self.after_reset(Outcome::Failed(error)),
+            None => self.after_reset(Outcome::Impossible),
+        }
+    }
+
+    /// Hardware decodes and sends nothing, as before; a guest can use it again.
+    fn after_reset(&mut self, outcome: Outcome) {
+        self.tell(outcome);
         self.quiet();
         self.follow_interrupts();
+    }
+
+    /// Whether it answers nothing: it has left, or hardware is under reset.
+    const fn is_silent(&self) -> bool {
+        self.detached || self.resetting.is_some()
     }
 
     /// Hardware decodes, and sends nothing.
@@ -188,9 +213,9 @@ impl<D: HostDevice> VfioFunction<D> {
     }
 
     /// A guest can ask for resets at will, by the port above.
-    fn reset_hardware(&mut self) {
+    fn tell(&mut self, outcome: Outcome) {
         let name = &self.host.name;
-        match reset::reset(&mut self.host.device) {
+        match outcome {
             Outcome::Done => {}
             Outcome::Impossible => {
                 self.complaints.add(Level::Warn, format_args!("device {name}: not reset, the host cannot reset it alone"));
@@ -237,7 +262,7 @@ impl<D: HostDevice> VfioFunction<D> {
 
 impl<D: HostDevice> PciFunction for VfioFunction<D> {
     fn config_read(&mut self, reg: Reg) -> u32 {
-        if self.detached {
+        if self.is_silent() {
             return u32::MAX;
         }
         let offset = reg.offset();
@@ -257,7 +282,7 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
 
     fn config_write(&mut self, access: Access, value: u32) -> Changes {
         let offset = access.reg.offset();
-        if self.detached {
+        if self.is_silent() {
             return Changes::empty();
         }
         if offset == type0::ROM {
@@ -269,12 +294,12 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
             return if changed { Changes::DECODE } else { Changes::empty() };
         }
         let power = self.power_state();
-        let change = self.overlay.write(access, value);
-        self.forward(access, value);
         if reset::is_asked_for(&self.host.facts, access, value) {
-            self.forget(ResetKind::Function);
+            self.begin_reset(ResetKind::Function);
             return Changes::RESET | Changes::DECODE | Changes::BUS_MASTER;
         }
+        let change = self.overlay.write(access, value);
+        self.forward(access, value);
         let to_msix = self.msix.as_mut().filter(|msix| msix.is_control(access)).map(|msix| msix.write_control(access, value));
         let to_msi = self.msi.as_mut().is_some_and(|msi| msi.write(access, value));
         if to_msix.is_some() || to_msi {
@@ -325,7 +350,7 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
     fn bar_read(&mut self, bar: BarIndex, offset: u64, data: &mut [u8]) {
         data.fill(0xFF);
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
-        if self.detached || self.bars.spec(bar).is_none() {
+        if self.is_silent() || self.bars.spec(bar).is_none() {
             return;
         }
         if bar == ROM {
@@ -354,7 +379,7 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
 
     fn bar_write(&mut self, bar: BarIndex, offset: u64, data: &[u8]) {
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
-        if self.detached || bar == ROM || self.bars.spec(bar).is_none() {
+        if self.is_silent() || bar == ROM || self.bars.spec(bar).is_none() {
             return;
         }
         match (self.msix.as_ref().map_or(Claim::None, |msix| msix.claim(bar, offset, len)), &mut self.msix) {
@@ -376,12 +401,21 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
     }
 
     fn reset(&mut self, kind: ResetKind) {
-        if self.detached {
-            return;
+        if !self.detached {
+            self.begin_reset(kind);
         }
-        self.silence(false);
-        self.reset_hardware();
-        self.forget(kind);
+    }
+
+    fn take_reset(&mut self) -> Option<ResetWork> {
+        let pending = self.resetting.clone()?;
+        Some(Box::new(move || pending.run()))
+    }
+
+    fn end_reset(&mut self) {
+        if let Some(done) = self.resetting.take().and_then(|pending| pending.end()) {
+            let outcome = reset::outcome(&mut self.host.device, done);
+            self.after_reset(outcome);
+        }
     }
 
     fn bus_master(&self) -> bool {
@@ -392,8 +426,12 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
         if self.detached {
             return;
         }
+        if let Some(pending) = self.resetting.take() {
+            pending.end();
+        }
         self.silence(true);
-        self.reset_hardware();
+        let outcome = reset::reset(&mut self.host.device);
+        self.tell(outcome);
         self.bars.reset();
         self.detached = true;
     }

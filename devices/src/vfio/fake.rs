@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
-use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex};
+use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, Resetter};
 
 /// The bytes of a configuration space.
 #[derive(Clone)]
@@ -282,15 +282,18 @@ impl HostDevice for FakeDevice {
         self.state().can_reset
     }
 
-    fn reset(&mut self) -> io::Result<()> {
-        let mut state = self.state();
-        if state.reset_fails {
-            return Err(io::Error::from(io::ErrorKind::TimedOut));
-        }
-        state.resets += 1;
-        if state.lost_by_reset {
-            state.config.fill(0xFF);
-        }
-        Ok(())
+    fn resetter(&self) -> io::Result<Resetter> {
+        let device = self.clone();
+        Ok(Box::new(move || {
+            let mut state = device.state();
+            if state.reset_fails {
+                return Err(io::Error::from(io::ErrorKind::TimedOut));
+            }
+            state.resets += 1;
+            if state.lost_by_reset {
+                state.config.fill(0xFF);
+            }
+            Ok(())
+        }))
     }
 }

@@ -2,7 +2,7 @@
 //! register accesses and interrupts go past it, since it keeps their errors to itself.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::io::{pread, pwrite};
@@ -13,7 +13,7 @@ use vfio_bindings::bindings::vfio::{
 };
 use vfio_ioctls::{VfioDevice, VfioError as CrateError, VfioRegionInfoCap};
 
-use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex};
+use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, Resetter};
 use super::ioctl;
 use super::iommu::{Domain, Member};
 
@@ -121,8 +121,9 @@ impl HostDevice for Hardware {
         self.can_reset
     }
 
-    fn reset(&mut self) -> io::Result<()> {
-        ioctl::reset(self.fd())
+    fn resetter(&self) -> io::Result<Resetter> {
+        let file = self.fd().try_clone_to_owned()?;
+        Ok(Box::new(move || ioctl::reset(file.as_fd())))
     }
 }
 

@@ -76,6 +76,9 @@ pub trait HostDevice: Send {
     fn disable(&mut self, kind: IrqKind) -> io::Result<()>;
     /// Whether the host can reset this function alone.
     fn can_reset(&self) -> bool;
-    /// Resets the function. The host keeps its configuration (BARs, enables) across it.
-    fn reset(&mut self) -> io::Result<()>;
+    /// What resets the function when it is called, on any thread. The host keeps its configuration (BARs, enables) across it.
+    fn resetter(&self) -> io::Result<Resetter>;
 }
+
+/// Resets a function.
+pub type Resetter = Box<dyn FnOnce() -> io::Result<()> + Send>;

@@ -4,18 +4,19 @@
 //! and [`Outcome::Impossible`] says so. The kernel resets a function when it is opened and when it is closed, too.
 
 use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pci::access::Access;
 use pci::caps::express::reg as express;
 use pci::regs::{command, header};
 
 use super::facts::Facts;
-use super::host::{CONFIG, HostDevice};
+use super::host::{CONFIG, HostDevice, Resetter};
 
 /// Advanced features control: initiate FLR, in the capability's second dword.
 const ADVANCED_FLR: u32 = 1;
 
-/// Whether the write asks the function to reset itself. The kernel carries it out when the write reaches it.
+/// Whether the write asks the function to reset itself.
 #[must_use]
 pub fn is_asked_for(facts: &Facts, access: Access, value: u32) -> bool {
     let carried = value & access.lanes.mask();
@@ -39,19 +40,65 @@ pub enum Outcome {
     Lost,
 }
 
-/// Stops the function's requests and resets it.
+/// Stops the function's requests and resets it, while the caller waits.
 pub fn reset(device: &mut dyn HostDevice) -> Outcome {
     let stopped = set_command(device, 0);
     if !device.can_reset() {
         return stopped.map_or_else(Outcome::Failed, |()| Outcome::Impossible);
     }
-    if let Err(error) = device.reset() {
+    let done = device.resetter().and_then(|reset| reset());
+    outcome(device, done)
+}
+
+/// What became of a reset that the host answered with `done`.
+pub fn outcome(device: &mut dyn HostDevice, done: io::Result<()>) -> Outcome {
+    if let Err(error) = done {
         return Outcome::Failed(error);
     }
     let mut ids = [0; 4];
     match device.read(CONFIG, header::IDS.into(), &mut ids) {
         Ok(()) if ids != [0xFF; 4] => Outcome::Done,
         _ => Outcome::Lost,
+    }
+}
+
+/// A reset that others carry out, while nobody holds the function.
+#[derive(Clone)]
+pub struct Pending(Arc<Mutex<Progress>>);
+
+enum Progress {
+    Waits(Resetter),
+    Done(io::Result<()>),
+    /// It was called off, or what came of it was taken note of.
+    Over,
+}
+
+impl Pending {
+    /// Not begun.
+    #[must_use]
+    pub fn new(reset: Resetter) -> Self {
+        Self(Arc::new(Mutex::new(Progress::Waits(reset))))
+    }
+
+    /// Carries it out, once. Whoever calls next waits for its end.
+    pub fn run(&self) {
+        let mut progress = self.progress();
+        match std::mem::replace(&mut *progress, Progress::Over) {
+            Progress::Waits(reset) => *progress = Progress::Done(reset()),
+            other => *progress = other,
+        }
+    }
+
+    /// Ends it: waits if it is under way, and calls it off if it has not begun. What the host answered; `None` if it was not asked.
+    pub fn end(&self) -> Option<io::Result<()>> {
+        match std::mem::replace(&mut *self.progress(), Progress::Over) {
+            Progress::Done(done) => Some(done),
+            Progress::Waits(_) | Progress::Over => None,
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -84,6 +131,27 @@ mod tests {
         let mut without = facts;
         without.express = without.express.map(|express| super::super::facts::ExpressFact { flr: false, ..express });
         assert!(!is_asked_for(&without, access(control, 0, 2), 0x8000));
+    }
+
+    #[test]
+    fn who_ends_a_reset_waits_while_it_is_under_way() {
+        let (begun, begins) = std::sync::mpsc::channel();
+        let (go, goes) = std::sync::mpsc::channel::<()>();
+        let pending = Pending::new(Box::new(move || {
+            begun.send(()).unwrap();
+            goes.recv().unwrap();
+            Ok(())
+        }));
+        std::thread::scope(|scope| {
+            scope.spawn(|| pending.run());
+            begins.recv().unwrap();
+            let end = scope.spawn(|| pending.end());
+            assert!(!end.is_finished());
+            go.send(()).unwrap();
+            assert!(matches!(end.join().unwrap(), Some(Ok(()))));
+        });
+        pending.run();
+        assert!(pending.end().is_none());
     }
 
     #[test]

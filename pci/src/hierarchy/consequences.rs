@@ -11,6 +11,7 @@ impl Hierarchy {
     pub(super) fn follow(&mut self, id: FunctionId, changes: Changes, effects: &mut Vec<Effect>) {
         let below = self.below(id);
         if changes.contains(Changes::RESET) {
+            self.note_reset(id);
             self.reach.forget(id);
         }
         if changes.intersects(Changes::VIRTUAL_FUNCTIONS | Changes::RESET) {
@@ -39,6 +40,7 @@ impl Hierarchy {
             if let Some(node) = self.nodes.get_mut(id) {
                 node.reset(kind);
             }
+            self.note_reset(*id);
             self.reach.forget(*id);
             self.tell(*id, effects);
         }

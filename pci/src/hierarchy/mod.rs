@@ -10,6 +10,7 @@ mod hotplug;
 mod inject;
 mod listing;
 mod reach;
+mod resets;
 mod state;
 mod strays;
 #[cfg(test)]
@@ -39,6 +40,7 @@ pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
 pub use inject::{InjectError, Injected, Silence};
 pub use listing::{EndpointInfo, FunctionInfo, RootComplexInfo};
 use reach::Reach;
+pub use resets::UnderReset;
 use strays::Strays;
 pub use virtual_functions::Appeared;
 
@@ -83,6 +85,7 @@ pub struct Hierarchy {
     virtual_functions: BTreeMap<FunctionId, Vec<FunctionId>>,
     appeared: Vec<Appeared>,
     vanished: Vec<FunctionId>,
+    under_reset: Vec<UnderReset>,
     /// The next function that comes gets this number.
     next: u32,
 }
@@ -116,6 +119,7 @@ impl Hierarchy {
             virtual_functions: BTreeMap::new(),
             appeared: Vec::new(),
             vanished: Vec::new(),
+            under_reset: Vec::new(),
             next: 0,
         };
         for planned in &plan.functions {

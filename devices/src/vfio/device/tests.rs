@@ -48,6 +48,14 @@ impl Bench {
         self.function.config_write(Access { reg: Reg::containing(offset), lanes }, u32::from(value) << (8 * (offset & 3)))
     }
 
+    /// As the machine does after a write that asked for a reset.
+    fn finish_reset(&mut self) {
+        if let Some(work) = self.function.take_reset() {
+            work();
+            self.function.end_reset();
+        }
+    }
+
     fn layout(&self, bar: BarIndex) -> Vec<(bool, u64, u64)> {
         let piece = |piece: BarPiece| match piece {
             BarPiece::Direct { offset, len, .. } => (true, offset, len),
@@ -342,7 +350,8 @@ fn function_level_reset_puts_everything_back() {
     assert_eq!(bench.routes.held(), 1);
     let changes = bench.write_half(0x68, 0xA910);
     assert_eq!(changes, Changes::RESET | Changes::DECODE | Changes::BUS_MASTER);
-    assert!(bench.device.state().writes.contains(&(0x68, vec![0x10, 0xA9])), "the kernel carries it out");
+    bench.finish_reset();
+    assert_eq!(bench.device.resets(), 1);
     assert_eq!((bench.routes.held(), bench.device.attached(IrqKind::Intx)), (0, vec![0]));
     assert_eq!((bench.read(0x10), bench.read(4) & 7, bench.read(0xC8) >> 16), (0, 0, 5));
     assert_eq!(bench.device.command(), 0x0003);
@@ -353,8 +362,43 @@ fn a_reset_of_the_machine_resets_the_hardware() {
     let mut bench = bench(FakeDevice::gpu());
     bench.write_half(4, 0x0006);
     bench.function.reset(ResetKind::Cold);
+    bench.finish_reset();
     assert_eq!((bench.device.resets(), bench.read(4) & 7, bench.device.command()), (1, 0, 3));
     assert!(!bench.function.bus_master());
+}
+
+#[test]
+fn nothing_answers_while_the_hardware_is_under_reset() {
+    let mut bench = bench(FakeDevice::gpu());
+    bench.write_half(4, 0x0006);
+    bench.function.reset(ResetKind::Hot);
+    let first = bench.function.take_reset().unwrap();
+    assert_eq!((bench.read(0), bench.write_half(4, 0x0006)), (u32::MAX, Changes::empty()));
+    let mut data = [0; 4];
+    bench.function.bar_read(0, 0, &mut data);
+    bench.function.bar_write(0, TABLE + 12, &[0; 4]);
+    assert_eq!((data, bench.routes.held()), ([0xFF; 4], 0));
+    // Another processor asks for one as well.
+    bench.function.reset(ResetKind::Hot);
+    let second = bench.function.take_reset().unwrap();
+    first();
+    second();
+    bench.function.end_reset();
+    assert_eq!((bench.device.resets(), bench.read(0), bench.read(4) & 7), (1, 0x2330_10DE, 0));
+    bench.function.end_reset();
+    assert!(bench.function.take_reset().is_none());
+    assert_eq!((bench.device.command(), bench.device.attached(IrqKind::Intx)), (3, vec![0]));
+}
+
+#[test]
+fn a_reset_that_has_not_begun_is_called_off_when_the_function_leaves() {
+    let mut bench = bench(FakeDevice::gpu());
+    bench.function.reset(ResetKind::Hot);
+    let work = bench.function.take_reset().unwrap();
+    bench.function.detach();
+    work();
+    bench.function.end_reset();
+    assert_eq!((bench.device.resets(), bench.read(0)), (1, u32::MAX));
 }
 
 #[test]
@@ -415,6 +459,7 @@ proptest! {
         for (offset, first, lanes, value, bar, at, len) in accesses {
             bench.function.config_write(Access { reg: Reg::containing(offset), lanes: Lanes::new(first, lanes) }, value);
             bench.function.config_read(Reg::containing(offset));
+            bench.finish_reset();
             for at in [at, at % (16 << 20), TABLE + at % 128, PENDING + at % 16] {
                 let mut data = vec![0; len];
                 bench.function.bar_read(bar, at, &mut data);
@@ -436,6 +481,7 @@ fn a_guest_that_resets_a_broken_device_forever_does_not_fill_the_log() {
         }
         for _ in 0..100 {
             bench.function.reset(ResetKind::Hot);
+            bench.finish_reset();
         }
         assert_eq!(bench.function.complaints.made(), Complaints::MOST);
     }

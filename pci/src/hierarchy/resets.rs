@@ -1,0 +1,76 @@
+//! Keeps what resets leave to do until nobody waits for it: hardware takes 100 ms and more for one.
+
+use super::{Hierarchy, lock};
+use crate::function::{FunctionId, ResetWork, Shared};
+
+/// A function whose registers were reset and whose hardware is to follow.
+pub struct UnderReset {
+    function: Shared,
+    work: ResetWork,
+}
+
+impl UnderReset {
+    /// Has the hardware reset, for as long as that takes, and lets the function answer again. The caller holds no lock.
+    pub fn run(self) {
+        (self.work)();
+        lock(&self.function).end_reset();
+    }
+}
+
+impl Hierarchy {
+    /// Resets that began since the last call. Each is to be run once the hierarchy's own lock is given back, before who asked for
+    /// it goes on.
+    pub fn take_under_reset(&mut self) -> Vec<UnderReset> {
+        std::mem::take(&mut self.under_reset)
+    }
+
+    pub(super) fn note_reset(&mut self, id: FunctionId) {
+        let Some(function) = self.endpoint(id).map(Shared::clone) else { return };
+        let work = lock(&function).take_reset();
+        self.under_reset.extend(work.map(|work| UnderReset { function, work }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::caps;
+    use crate::emulated::{Attachment, EmulatedError, EmulatedSpec};
+    use crate::ids::Ids;
+    use crate::link::Link;
+    use crate::seams::MsiPort;
+    use crate::testing::{FakeEndpoint, FakeMsi, dword};
+    use crate::topology::tests::{endpoint, roomy, root_port, topology};
+
+    #[test]
+    fn hardware_under_reset_answers_nothing_and_keeps_nobody_waiting() {
+        let nodes = vec![root_port("rp0", "rc0"), endpoint("a", "rp0", &[]), root_port("rp1", "rc0"), endpoint("b", "rp1", &[])];
+        let plan = topology(nodes).plan(&roomy()).unwrap();
+        let ids = Ids { vendor: 0x1234, device: 1, ..Ids::default() };
+        let spec = EmulatedSpec { ids, on: Attachment::Link(Link::default()), flr: true, ..EmulatedSpec::default() };
+        let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
+        let make =
+            |_: &_| -> Result<Shared, EmulatedError> { Ok(Arc::new(Mutex::new(FakeEndpoint::new(&spec)?.with_hardware()))) };
+        let mut tree = Hierarchy::build(&plan, &msi, make).unwrap();
+        let mut effects = Vec::new();
+        tree.start(&mut effects);
+        let [a, b, port] = ["a", "b", "rp0"].map(|name| plan.by_name(name).unwrap().at.bdf);
+        for control in [0x40, 0] {
+            tree.write(0, port, 0x3E, &[control, 0], &mut effects);
+        }
+        let under_reset = tree.take_under_reset();
+        assert_eq!((dword(&mut tree, a, 0), dword(&mut tree, b, 0)), (u32::MAX, 0x0001_1234));
+        under_reset.into_iter().for_each(UnderReset::run);
+        assert_eq!(dword(&mut tree, a, 0), 0x0001_1234);
+        // By its own register.
+        let bytes = tree.config_bytes(plan.by_name("b").unwrap().id, 0x100);
+        let extents = caps::walk(|at| u32::from_le_bytes(bytes[usize::from(at)..][..4].try_into().unwrap()));
+        let express = extents.iter().find(|extent| extent.id == caps::id::EXPRESS).unwrap();
+        tree.write(0, b, u16::from(express.offset) + 8, &[0, 0x80], &mut effects);
+        assert_eq!(dword(&mut tree, b, 0), u32::MAX);
+        tree.take_under_reset().into_iter().for_each(UnderReset::run);
+        assert_eq!((dword(&mut tree, b, 0), tree.take_under_reset().len()), (0x0001_1234, 0));
+    }
+}
