@@ -41,6 +41,21 @@ fn devices_copy_to_memory_and_to_each_other() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn the_configuration_ports_are_silent_for_guests_that_find_ecam_by_acpi() {
+    for (choice, cmdline, expected) in [
+        ("cf8=auto", "", "ports answered=no"),
+        ("cf8=off", "", "ports answered=no"),
+        ("cf8=on", "", "ports answered=yes agree=yes"),
+        ("cf8=auto", "acpi=off", "ports answered=yes agree=yes"),
+        ("cf8=auto", "pci=nommconf", "ports answered=yes agree=yes"),
+    ] {
+        let report = probed(&["--device", "stub,id=a", "--pcie", choice, "--cmdline", cmdline]);
+        assert!(report.iter().any(|line| line == expected), "{choice} {cmdline}: {report:#?}");
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_hostile_guest_neither_crashes_nor_hangs_the_machine() {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");

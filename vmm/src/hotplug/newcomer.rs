@@ -43,6 +43,9 @@ pub(super) fn functions(config: &VmConfig, device: &[DeviceConfig]) -> Result<Ve
         let numbers = numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         return Err(HotPlugError::Numbers { numbers });
     }
+    if let Some(number) = numbers.into_iter().find(|number| *number > 7) {
+        return Err(HotPlugError::Function { number });
+    }
     let mut ports = functions.iter().filter_map(|(function, _)| function.on.clone());
     let one = ports.next();
     if let Some((one, other)) = one.as_ref().and_then(|one| Some((one.clone(), ports.find(|other| other != one)?))) {
@@ -367,6 +370,7 @@ mod tests {
         for (devices, part) in [
             (&["stub,function=1"][..], "functions 1 are no device"),
             (&["stub", "stub"], "functions 0, 0 are no device"),
+            (&["stub", "stub,function=8"], "function 8 cannot be added"),
             (&["stub,on=a", "stub,function=1,on=b"], "both a and b"),
         ] {
             let refused = stubs(devices).unwrap_err();

@@ -102,6 +102,14 @@ pub enum HotPlugError {
         /// Numbers asked for, in this order.
         numbers: String,
     },
+    /// A function number that only a device with alternative routing IDs has.
+    #[error(
+        "function {number} cannot be added: functions of a device that comes are 0 to 7; give it at the start, or another number"
+    )]
+    Function {
+        /// Asked for.
+        number: u8,
+    },
     /// Functions at several ports.
     #[error("the functions of one device cannot be on both {one} and {other}: leave out `on` but for the first")]
     Ports {
@@ -208,6 +216,7 @@ impl HotPlugError {
             Self::Nothing
             | Self::Place { .. }
             | Self::Numbers { .. }
+            | Self::Function { .. }
             | Self::Ports { .. }
             | Self::Fixed { .. }
             | Self::Several { .. }
