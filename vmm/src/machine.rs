@@ -130,8 +130,6 @@ impl Machine {
             (Some(_), Payload::Kernel(_)) => None,
             _ => Some(Image::open(payload)?),
         };
-        let extent = design.extent.cloned().unwrap_or_else(|| Extent::at_start(config));
-        let named = named.map_or_else(|| Named::start(extent.cpus.iter().copied()), Ok)?;
         let ending = Ending::new().map_err(MachineError::Event)?;
         let mut slots = Slots::new(vm.fd(), vm.max_slots());
         for region in memory::regions(&ram) {
@@ -186,6 +184,7 @@ impl Machine {
         factory.attach_wires().map_err(MachineError::Event)?;
         let bus_slots = bus_slots(&vm, design, &pci, &slot_events);
         hotplug::newcomer::restore(&pci, &mut factory, design.added, bus_slots.as_deref())?;
+        let extent = design.extent.cloned().unwrap_or_else(|| Extent::at_start(config));
         let entry = match image.filter(|_| design.state.is_none()) {
             Some(image) => load(&ram, used, image, design, &extent)?,
             None => None,

@@ -6,14 +6,14 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
-use vmm::kvm::Ahead;
+use vmm::kvm::CpuidAhead;
 use vmm::print::{one_line, print};
 use vmm::{cdi, check, ctl, demo, policy, run, serve, topology};
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    // Without it the command makes its VM itself, or says why it cannot.
-    let ahead = cli::starts_a_machine(&arguments).then(Ahead::start).and_then(Result::ok);
+    // Without it the command asks itself, or says why it cannot.
+    let ahead = cli::starts_a_machine(&arguments).then(CpuidAhead::start).and_then(Result::ok);
     let done = match cli::parse(arguments) {
         Ok(action) => act(action, ahead),
         Err(CliError::Usage(error)) => return usage(&error),
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     })
 }
 
-fn act(action: Action, ahead: Option<Ahead>) -> Result<ExitCode, Box<dyn Error>> {
+fn act(action: Action, ahead: Option<CpuidAhead>) -> Result<ExitCode, Box<dyn Error>> {
     match action {
         Action::Completions(shell) => {
             print(&mut io::stdout().lock(), &cli::completions(shell)).map_err(run::RunError::Print)?;

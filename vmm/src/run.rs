@@ -21,7 +21,7 @@ use crate::driver::{DriverError, End};
 use crate::groundwork::{Groundwork, GroundworkError, Needs};
 use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::{self, HostError};
-use crate::kvm::{Ahead, KvmError, host_cpuid};
+use crate::kvm::{CpuidAhead, KvmError, Vm, host_cpuid};
 use crate::logger;
 use crate::machine::{self, Design, MachineError};
 use crate::outputs::Outputs;
@@ -47,21 +47,23 @@ pub mod exit_code {
     pub const SIGNAL: u8 = 128;
 }
 
-/// `banyan run`, in the VM that is being made, if one is. Returns the exit code of the process.
-pub fn run(config: &VmConfig, options: &RunOptions, ahead: Option<Ahead>) -> Result<u8, RunError> {
+/// `banyan run`. CPUID may have been asked for. Returns the exit code of the process.
+pub fn run(config: &VmConfig, options: &RunOptions, ahead: Option<CpuidAhead>) -> Result<u8, RunError> {
     own_files::check(config, Beside::of(options))?;
     start_log(&options.log)?;
     if options.dry_run {
         return dry_run(config, options);
     }
     let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?.map(Arc::new);
-    let ahead = ahead.map_or_else(Ahead::start, Ok)?;
-    let blueprint = Blueprint::new(config, recorded, &ahead)?;
+    let ahead = ahead.map_or_else(CpuidAhead::start, Ok)?;
+    // They start while the machine is planned and built.
+    let named = Named::start(0..config.cpus.count).map_err(MachineError::from)?;
+    let (blueprint, vm) = Blueprint::new(config, recorded, ahead)?;
     let backends = Arc::new(Backends::open(&blueprint.spec)?);
     let guest = Guest::open(Arc::new(blueprint), backends, false)?;
-    let ground = Groundwork::open(ahead.vm()?, &guest.blueprint.needs(), None)?;
+    let ground = Groundwork::open(vm, &guest.blueprint.needs(), None)?;
     ground.lay(&ground.work())?;
-    Ok(exit_code(guest.run(ground, None, options, None, None)?))
+    Ok(exit_code(guest.run(ground, Some(named), options, None, None)?))
 }
 
 /// A machine that is decided, with nothing made of it.
@@ -79,13 +81,14 @@ pub struct Blueprint {
 }
 
 impl Blueprint {
-    /// Reads CDI files, looks at the host, plans. `ahead` is for its first machine. The devices of a host that is data are
-    /// emulated.
-    pub fn new(config: &VmConfig, recorded: Option<Arc<RecordedHost>>, ahead: &Ahead) -> Result<Self, RunError> {
+    /// Reads CDI files, looks at the host, plans. The VM that comes with it is for its first machine. The devices of a host
+    /// that is data are emulated.
+    pub fn new(config: &VmConfig, recorded: Option<Arc<RecordedHost>>, ahead: CpuidAhead) -> Result<(Self, Vm), RunError> {
         let (config, spec) = decide(config, recorded.as_deref())?;
-        let cpuid = ahead.cpuid()?;
+        let vm = Vm::new()?;
+        let cpuid = ahead.get()?;
         let plan = plan_machine(&config, &spec, cpuid.as_slice())?;
-        Ok(Self { config, spec, plan, cpuid, recorded })
+        Ok((Self { config, spec, plan, cpuid, recorded }, vm))
     }
 
     /// The same machine with another configuration.

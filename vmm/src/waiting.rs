@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::backends::Backends;
 use crate::groundwork::{Groundwork, GroundworkError, Preparation};
 use crate::host::recorded::RecordedHost;
-use crate::kvm::{Ahead, Vm};
+use crate::kvm::{CpuidAhead, Vm};
 use crate::run::{Blueprint, RunError};
 use crate::snapshot::Saved;
 use crate::snapshot::read::Restoring;
@@ -59,18 +59,16 @@ impl Waiting {
     /// the file or directory `host`, are emulated.
     pub fn new(config: VmConfig, host: Option<&Path>, now: Instant) -> Result<Self, RunError> {
         let recorded = host.map(RecordedHost::read).transpose()?.map(Arc::new);
-        let ahead = Ahead::start()?;
-        let blueprint = Blueprint::new(&config, recorded, &ahead)?;
+        let (blueprint, vm) = Blueprint::new(&config, recorded, CpuidAhead::start()?)?;
         let backends = Arc::new(Backends::open(&blueprint.spec)?);
-        let ground = lay(ahead.vm()?, &blueprint)?;
+        let ground = lay(vm, &blueprint)?;
         Ok(Self { config, blueprint: Arc::new(blueprint), backends, boot: None, saved: None, ground, since: now })
     }
 
     /// A machine from a snapshot.
     pub fn restored(saved: Saved, now: Instant) -> Result<Self, RunError> {
-        let ahead = Ahead::start()?;
-        let blueprint = Blueprint::new(&saved.config, None, &ahead)?;
-        let ground = match saved.ground(ahead.vm()?, &blueprint)? {
+        let (blueprint, vm) = Blueprint::new(&saved.config, None, CpuidAhead::start()?)?;
+        let ground = match saved.ground(vm, &blueprint)? {
             Restoring::Done(ground) => Ground::Laid(ground),
             Restoring::Working(preparation) => Ground::Laying(preparation),
         };
@@ -107,9 +105,9 @@ impl Waiting {
             // What failed is let go before it is tried again.
             self.ground = Ground::None;
             // The host may be another than when the machine was created.
-            let ahead = Ahead::start()?;
-            let blueprint = Blueprint::new(&self.config, self.blueprint.recorded.clone(), &ahead)?;
-            self.ground = lay(ahead.vm()?, &blueprint)?;
+            let recorded = self.blueprint.recorded.clone();
+            let (blueprint, vm) = Blueprint::new(&self.config, recorded, CpuidAhead::start()?)?;
+            self.ground = lay(vm, &blueprint)?;
             (self.blueprint, self.since) = (Arc::new(blueprint), now);
         }
         Ok(())

@@ -13,7 +13,7 @@ mod interrupt;
 mod slots;
 mod vm;
 
-pub use ahead::{Ahead, host_cpuid};
+pub use ahead::{CpuidAhead, host_cpuid};
 pub use doorbells::{DoorbellError, Doorbells};
 pub use gsi::GsiTable;
 pub use interrupt::{EdgeLine, RoutedMsi, SharedIntx, SignalMsi};

@@ -29,11 +29,7 @@ pub struct Vm {
 impl Vm {
     /// Creates an empty VM. Fails with what to do when /dev/kvm is absent, refused or too old.
     pub fn new() -> Result<Self, KvmError> {
-        Self::of(open()?)
-    }
-
-    /// Creates an empty VM of `kvm`.
-    pub(super) fn of(kvm: Kvm) -> Result<Self, KvmError> {
+        let kvm = open()?;
         let fd = kvm.create_vm().map_err(|error| KvmError::step("create a virtual machine", error))?;
         Ok(Self { kvm, fd: Arc::new(fd) })
     }
@@ -196,8 +192,8 @@ pub enum KvmError {
         /// Capability names.
         what: String,
     },
-    /// The thread that makes a VM ahead does not start, or ended.
-    #[error("cannot make a virtual machine on a thread of its own: the limit of processes or memory is reached (ulimit -u)")]
+    /// The thread that asks for CPUID does not start, or ended.
+    #[error("cannot read the supported CPUID on a thread of its own: the limit of processes or memory is reached (ulimit -u)")]
     Thread(#[source] io::Error),
     /// A vCPU.
     #[error("cannot create vCPU {id}")]

@@ -101,9 +101,13 @@ impl Errand {
 }
 
 impl Threads {
-    /// Has the threads `named` run the vCPUs, in the same order.
-    pub fn start(vcpus: Vec<Vcpu>, named: Named, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
+    /// Starts one thread for each vCPU, or has the threads `named` run them.
+    pub fn start(vcpus: Vec<Vcpu>, named: Option<Named>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
         register_signal_handler(SIGRTMIN(), ignore).map_err(|error| ThreadError::Signal { source: error.into() })?;
+        let named = match named {
+            Some(named) => named,
+            None => Named::start(vcpus.iter().map(|vcpu| vcpu.id))?,
+        };
         let mut started = Self { runner: Arc::clone(runner), running: Vec::new(), counters: Vec::new() };
         started.hand_out(vcpus, named);
         Ok(started)
@@ -220,8 +224,8 @@ impl Drop for Threads {
     }
 }
 
-/// Threads that take their names and wait for their vCPUs: others look for them before memory is there, and they start while a
-/// machine is built. They end when this is dropped, before it is gone.
+/// Threads that take their names and wait for their vCPUs: others look for them before memory is there, and they start while
+/// the first machine is built. They end when this is dropped, before it is gone.
 pub struct Named {
     threads: Vec<(JoinHandle<Option<Vcpu>>, Sender<Work>)>,
     here: Receiver<()>,
@@ -502,8 +506,7 @@ mod tests {
             gate: Arc::default(),
             ended: Box::new(|ended| panic!("{ended:?}")),
         });
-        let named = Named::start([0]).unwrap();
-        (Threads::start(vec![Vcpu { id: 0, fd, pinned: None }], named, &runner).unwrap(), reads)
+        (Threads::start(vec![Vcpu { id: 0, fd, pinned: None }], None, &runner).unwrap(), reads)
     }
 
     #[test]
