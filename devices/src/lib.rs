@@ -11,6 +11,7 @@
 //! | what happens to a guest that stands still? | [`watchdog`] |
 //! | how are threads held while the machine is paused? | [`gate`] |
 //! | which pages of memory must be written down? | [`pagemap`] |
+//! | how does memory of this process get its pages? | [`populate`] |
 //!
 //! Devices know neither KVM nor the configuration that asked for them. They reach interrupts and memory through the
 //! seams of [`pci::seams`].
@@ -20,6 +21,7 @@ pub mod complaints;
 pub mod gate;
 pub mod legacy;
 pub mod pagemap;
+pub mod populate;
 pub mod stub;
 pub mod vfio;
 pub mod virtio;

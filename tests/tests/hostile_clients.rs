@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -270,4 +271,89 @@ fn descriptors_too_many_too_few_and_of_wrong_kinds_are_refused_and_closed() {
         assert!(!info.contains("02:00:00:00:00:01"), "{info}");
     }
     server.shuts_down();
+}
+
+/// All that comes until the connection ends.
+fn until_the_end(stream: &mut UnixStream) -> String {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap_or_else(|error| panic!("the connection does not end: {error}"));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn clients_that_end_their_side_after_a_request_get_their_reply_and_are_let_go() {
+    let server = Server::empty();
+    let ping = "GET /api/v1/vmm.ping HTTP/1.1\r\nHost: x\r\n\r\n";
+    let create = |memory: &str| {
+        let body = format!(r#"{{"payload":{{"kernel":"{}"}},"memory":{memory}}}"#, image("echo.elf"));
+        format!("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    };
+    let ask = |request: &str| {
+        let mut stream = connect(&server);
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        until_the_end(&mut stream)
+    };
+    for _ in 0..50 {
+        let reply = ask(ping);
+        assert!(reply.starts_with("HTTP/1.1 200 ") && reply.ends_with('}'), "{reply}");
+    }
+    assert_eq!(ask(&ping.repeat(3)).matches("HTTP/1.1 200 ").count(), 3, "requests that follow each other");
+    let reply = ask("GET /api/v1/openapi.yaml HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(reply.contains("/vm.boot:") && reply.contains("components:"), "{} bytes", reply.len());
+    // An answer that takes its time, for a request with a body that came in parts.
+    let request = create(r#"{"size":805306368,"prefault":true}"#);
+    let (first, rest) = request.split_at(request.len() - 7);
+    let mut stream = connect(&server);
+    stream.write_all(first.as_bytes()).unwrap();
+    thread::sleep(Duration::from_millis(20));
+    stream.write_all(rest.as_bytes()).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert!(until_the_end(&mut stream).starts_with("HTTP/1.1 204 "));
+    assert!(ask("PUT /api/v1/vm.boot HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 204 "));
+    assert!(ask("PUT /api/v1/vmm.shutdown HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 204 "));
+    server.ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn clients_that_end_their_side_keep_nothing_when_they_have_no_request_or_are_gone() {
+    let server = Server::empty();
+    alive(&server);
+    let Some((before, _)) = server.process.usage() else { panic!("it has ended") };
+    // Half a request is none: it is not waited for until the limit of slow clients.
+    for half in ["", "GET /api/v1/vm", "PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: 20\r\n\r\n123"] {
+        let mut stream = connect(&server);
+        stream.write_all(half.as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let start = Instant::now();
+        let reply = until_the_end(&mut stream);
+        assert!(!reply.contains(" 20"), "{half}: {reply}");
+        assert!(start.elapsed() < Duration::from_secs(10), "{half}: {:?}", start.elapsed());
+    }
+    // Who listens to events hears of them, until it is gone.
+    let mut listeners: Vec<_> = (0..20).map(|_| connect(&server)).collect();
+    for stream in &mut listeners {
+        stream.write_all(b"GET /api/v1/vm.events HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(status(stream), Some(200));
+    }
+    assert_eq!(server.create(&image("echo.elf"), "").0, 204);
+    for stream in &mut listeners {
+        let mut heard = Vec::new();
+        while !String::from_utf8_lossy(&heard).contains("created") {
+            let mut bytes = [0; 512];
+            let count = stream.read(&mut bytes).unwrap_or_else(|error| panic!("no event: {error}"));
+            assert!(count > 0, "the connection ended");
+            heard.extend(&bytes[..count]);
+        }
+    }
+    server.expect("PUT vm.delete", "", 204);
+    drop(listeners);
+    let start = Instant::now();
+    while let Some((now, _)) = server.process.usage().filter(|(now, _)| *now > before) {
+        assert!(start.elapsed() < LIMIT, "{now} descriptors, {before} before");
+        thread::sleep(Duration::from_millis(20));
+    }
 }

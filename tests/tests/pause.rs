@@ -34,7 +34,7 @@ fn nothing_changes_memory_while_the_machine_is_paused() {
         let still = memory(&server);
         thread::sleep(Duration::from_millis(30));
         assert!(memory(&server) == still, "memory changed");
-        server.expect("PUT vm.pause", "", 204);
+        server.expect("PUT vm.pause", "", 405);
         server.expect("PUT vm.resume", "", 204);
         let after = busy::count(&mut server);
         assert!(after > before, "{after} follows {before}");

@@ -302,3 +302,51 @@ fn servers_that_say_nothing_when_memory_comes_hold_up_no_command_and_a_pause_wai
     assert!(took > Duration::from_secs(1) && took < Duration::from_secs(4), "{took:?}: two seconds for all of them");
     machine.shuts_down();
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn servers_that_say_nothing_are_met_at_the_same_time() {
+    let silent = Manners { silent: true, ..Manners::default() };
+    let sides: Vec<_> = (0..5)
+        .map(|_| {
+            let (folder, socket) = folder();
+            let server = VhostUser::start(&socket, Serves::Folder, silent);
+            (socket.display().to_string(), server, folder)
+        })
+        .collect();
+    let folders = sides.iter().enumerate().map(|(n, (socket, ..))| format!(r#"{{"tag":"t{n}","socket":"{socket}"}}"#));
+    let folders = folders.collect::<Vec<_>>().join(",");
+    let machine = Server::empty();
+    let kernel = image("echo.elf");
+    let body = format!(r#"{{"payload":{{"kernel":"{kernel}"}},"memory":{{"size":67108864,"shared":true}},"fs":[{folders}]}}"#);
+    let start = Instant::now();
+    let reply = machine.expect("PUT vm.create", &body, 400);
+    let took = start.elapsed();
+    assert!(reply.contains("device fs") && reply.contains("vhost-user"), "{reply}");
+    assert!(took > Duration::from_secs(1) && took < Duration::from_secs(6), "{took:?}: two seconds for all of them");
+    // Each was met, and none more than once.
+    sides.iter().for_each(|(_, server, _)| server.expect(Event::Connected));
+    assert_eq!(machine.create(&kernel, "").0, 204);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_dry_run_looks_whether_a_server_can_be_there_and_does_not_disturb_it() {
+    let (folder, socket) = folder();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let dry_run = |flag: &str, value: &str| Guest::new("echo").with(&SHARED).with(&["--dry-run", flag, value]).run();
+    for flags in [("--disk", "vhost-user=PATH"), ("--net", "vhost-user=PATH"), ("--fs", "PATH,tag=home")] {
+        for (path, why) in [(socket.display(), "No such file"), (file.display(), "it is no socket")] {
+            let outcome = dry_run(flags.0, &flags.1.replace("PATH", &path.to_string()));
+            outcome.expect_code(1).expect_error(&["no server of a device listens at", &path.to_string(), why]);
+        }
+    }
+    let server = VhostUser::start(&socket, Serves::Disk(SECTORS), Manners::default());
+    dry_run("--disk", &disk(&socket)).expect_code(0);
+    // It is still there for its one client.
+    let outcome =
+        Guest::new("disks").options("requests=4 bytes=512 wait=poll").with(&SHARED).with(&["--disk", &disk(&socket)]).passes();
+    outcome.expect_output(&["disk 0 requests"]);
+    drop(server);
+}

@@ -8,7 +8,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use api::config::{DiskConfig, DiskSource, ImageFormat, MacAddress, NetConfig, NetSource};
 use api::http::{ListenError, Listening};
@@ -21,6 +23,9 @@ use pci::topology::Name;
 use thiserror::Error;
 
 use crate::spec::{Endpoint, Spec, Virtio};
+
+/// Most servers that are met at one time, each by a thread.
+const MET_AT_ONCE: usize = 32;
 
 /// The host's side of one device.
 pub enum Backend {
@@ -61,36 +66,70 @@ impl Backends {
         self.open_those(spec, |_| true)
     }
 
-    /// Opens what those devices of `spec` need that are `wanted`, beside what is open.
+    /// Opens what those devices of `spec` need that are `wanted`, beside what is open. Servers are met last, all at the same
+    /// time.
     pub fn open_those(&self, spec: &Spec, wanted: impl Fn(&Name) -> bool) -> Result<(), BackendError> {
-        for (name, endpoint) in spec.endpoints.iter().filter(|(name, _)| wanted(name)) {
-            if let Endpoint::Virtio(device) = endpoint {
-                self.get(&name.0, device)?;
-            }
+        let devices = spec.endpoints.iter().filter(|(name, _)| wanted(name)).filter_map(|(name, endpoint)| match endpoint {
+            Endpoint::Virtio(device) => Some((name, device)),
+            _ => None,
+        });
+        let (served, others): (Vec<_>, Vec<_>) = devices.partition(|(_, device)| device.server().is_some());
+        for (name, device) in others {
+            self.get(&name.0, device)?;
         }
-        Ok(())
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing: Vec<_> = served.into_iter().filter(|(name, _)| !open.contains_key(name)).collect();
+        drop(open);
+        self.meet(&missing)
+    }
+
+    /// Meets the servers of devices, so many at the same time: those that say nothing keep others waiting as long as one of them
+    /// does. After the first failure no more are met.
+    fn meet(&self, devices: &[(&Name, &Virtio)]) -> Result<(), BackendError> {
+        let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+        let first_failure = || failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let meet = || {
+            while let Some((name, device)) = devices.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if first_failure().is_some() {
+                    return;
+                }
+                match Backend::open(device) {
+                    Ok(side) => self.put(name, side),
+                    Err(source) => drop(first_failure().get_or_insert(named(name, source))),
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..devices.len().min(MET_AT_ONCE) {
+                // This thread does what is left to it.
+                let _ = thread::Builder::new().name("vu-meet".into()).spawn_scoped(scope, meet);
+            }
+            meet();
+        });
+        first_failure().take().map_or(Ok(()), Err)
     }
 
     /// Whether the host has what the devices of `spec` need, as far as that shows without disturbing anybody: servers of devices
-    /// take one client in their life, and taps are made when they are opened.
+    /// take one client in their life, so that their sockets are looked at alone, and taps are made when they are opened.
     pub fn look(spec: &Spec) -> Result<(), BackendError> {
         for (name, endpoint) in &spec.endpoints {
             let Endpoint::Virtio(device) = endpoint else { continue };
             let found = match device {
                 Virtio::Disk(disk) => match &disk.source {
                     DiskSource::Image(path) => open_disk(disk, path).map(drop),
-                    DiskSource::Server(_) => Ok(()),
+                    DiskSource::Server(socket) => look_for_server(socket),
                 },
                 Virtio::Rng(rng) => open_random(&rng.source).map(drop),
                 Virtio::Vsock(vsock) => Listening::check(&vsock.socket).map_err(BackendError::from),
                 Virtio::Net(net) => match &net.source {
                     NetSource::Descriptors => Err(BackendError::NoTap),
                     NetSource::Tap(tap) => Tap::check(tap).map_err(BackendError::from),
-                    NetSource::Server(_) => Ok(()),
+                    NetSource::Server(socket) => look_for_server(socket),
                 },
-                Virtio::Folder(_) | Virtio::Console(_) | Virtio::Balloon(_) | Virtio::Memory { .. } => Ok(()),
+                Virtio::Folder(folder) => look_for_server(&folder.socket),
+                Virtio::Console(_) | Virtio::Balloon(_) | Virtio::Memory { .. } => Ok(()),
             };
-            found.map_err(|source| BackendError::Device { name: name.to_string(), source: Box::new(source) })?;
+            found.map_err(|source| named(name, source))?;
         }
         Ok(())
     }
@@ -101,10 +140,10 @@ impl Backends {
         if let Some(backend) = open.get(&Name::from(name)) {
             return backend.share();
         }
-        let named = |source| BackendError::Device { name: name.to_owned(), source: Box::new(source) };
-        let backend = Backend::open(device).map_err(named)?;
+        let name = Name::from(name);
+        let backend = Backend::open(device).map_err(|source| named(&name, source))?;
         let shared = backend.share()?;
-        open.insert(Name::from(name), backend);
+        open.insert(name, backend);
         Ok(shared)
     }
 
@@ -273,6 +312,17 @@ fn open_disk(disk: &DiskConfig, image: &Path) -> Result<Image, BackendError> {
     Image::new(file, format, disk.readonly, disk.io.direct).map_err(|source| BackendError::Image { path: path(), source })
 }
 
+/// Whether somebody may listen at `socket`. Nobody is asked: many servers end with their first client.
+fn look_for_server(socket: &Path) -> Result<(), BackendError> {
+    let missing = |source| BackendError::NoServer { path: socket.to_owned(), source };
+    let is_socket = fs::metadata(socket).map_err(missing)?.file_type().is_socket();
+    if is_socket { Ok(()) } else { Err(missing(io::Error::other("it is no socket"))) }
+}
+
+fn named(name: &Name, source: BackendError) -> BackendError {
+    BackendError::Device { name: name.to_string(), source: Box::new(source) }
+}
+
 /// Opens a source of random numbers so that reads do not wait.
 fn open_random(path: &Path) -> Result<File, BackendError> {
     let open = || {
@@ -366,6 +416,15 @@ pub enum BackendError {
     /// A server.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// No server where one should be.
+    #[error("no server of a device listens at {}: start it before the machine", path.display())]
+    NoServer {
+        /// The socket.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
     /// No random address.
     #[error("cannot make up a hardware address: give one")]
     Address(#[source] io::Error),

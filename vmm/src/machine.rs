@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use api::config::{Payload, VmConfig};
+use api::error::ErrorKind;
 use arch::memory_map::Range;
 use arch::x86_64::acpi::AcpiError;
 use devices::acpi::{HotPlugRegisters, MemoryDevice};
@@ -20,6 +21,7 @@ use devices::virtio::balloon::BalloonControl;
 use devices::virtio::{Memory, console};
 use kvm_bindings::CpuId;
 use pci::seams::Workers;
+use pci::topology::Name;
 use thiserror::Error;
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
@@ -183,7 +185,8 @@ impl Machine {
         vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
         let bus_slots = bus_slots(&vm, design, &pci, &slot_events);
-        hotplug::newcomer::restore(&pci, &mut factory, design.added, bus_slots.as_deref())?;
+        let again = hotplug::newcomer::restore(&pci, &mut factory, design.added, bus_slots.as_deref());
+        again.map_err(|(device, source)| MachineError::added(device, source))?;
         let extent = design.extent.cloned().unwrap_or_else(|| Extent::at_start(config));
         let entry = match image.filter(|_| design.state.is_none()) {
             Some(image) => load(&ram, used, image, design, &extent)?,
@@ -465,6 +468,28 @@ fn hot_plug_registers(vm: &Vm, extent: &Extent, ejected: &Arc<Ejected>) -> Arc<H
     HotPlugRegisters::new(extent.cpus.clone(), extent.memory.clone(), Box::new(interrupt), Box::new(tell))
 }
 
+impl MachineError {
+    fn added(device: &Added, source: HotPlugError) -> Self {
+        let name = device.functions.first().map_or_else(|| "without functions".to_owned(), |first| first.name.to_string());
+        Self::Added { name, on: device.port.clone(), source: Box::new(source) }
+    }
+
+    /// Whose fault it is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Boot(_) | Self::Firmware(_) | Self::Kernel(_) | Self::NothingToRun | Self::State(_) => ErrorKind::BadRequest,
+            // Whoever asked named the place, if it is of a snapshot that was edited.
+            Self::Added { source, .. } => match source.for_client().kind {
+                ErrorKind::Internal => ErrorKind::Internal,
+                _ => ErrorKind::BadRequest,
+            },
+            Self::Endpoint(error) => error.kind(),
+            _ => ErrorKind::Internal,
+        }
+    }
+}
+
 /// A machine that cannot be built.
 #[derive(Debug, Error)]
 pub enum MachineError {
@@ -496,8 +521,16 @@ pub enum MachineError {
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
     /// Devices that came before a reset or a snapshot.
-    #[error("cannot make a device again that was added to the machine")]
-    Added(#[from] HotPlugError),
+    #[error("cannot make the device {name} again, which was added at {on}")]
+    Added {
+        /// Its first function.
+        name: String,
+        /// The port or root complex.
+        on: Name,
+        /// Why.
+        #[source]
+        source: Box<HotPlugError>,
+    },
     /// vCPUs.
     #[error(transparent)]
     Setup(#[from] SetupError),

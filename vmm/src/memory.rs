@@ -81,30 +81,6 @@ pub fn regions(memory: &GuestMemoryMmap) -> Vec<RamRegion> {
         .collect()
 }
 
-/// What one call populates. The kernel keeps others from changing this process's mappings meanwhile, and a thread that is
-/// started, or an allocation, changes them: they must not wait longer than a moment.
-const PIECE: u64 = 4 << 20;
-
-/// Gives `len` bytes at `host`, an address in this process, their pages. `progress` hears of each finished part, in bytes, and
-/// says whether to go on.
-pub fn populate(host: u64, len: u64, progress: &dyn Fn(u64) -> bool) -> io::Result<()> {
-    let mut done = 0;
-    while done < len {
-        let chunk = PIECE.min(len - done);
-        let (address, bytes) = (usize::try_from(host + done), usize::try_from(chunk));
-        let (Ok(address), Ok(bytes)) = (address, bytes) else { return Err(io::ErrorKind::OutOfMemory.into()) };
-        // SAFETY: the range lies in a mapping that the caller borrows; the advice changes no content.
-        if unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), bytes, libc::MADV_POPULATE_WRITE) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        done += chunk;
-        if !progress(chunk) {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-    }
-    Ok(())
-}
-
 /// A file of memory alone, of `len` bytes, that cannot change its length (a server that cut it would take pages away).
 fn memory_file(len: u64, huge_page: Option<u64>) -> io::Result<FileOffset> {
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

@@ -157,7 +157,7 @@ impl Outputs {
             let extent = changes.extent(design.config);
             let design = Design { plan: &plan, added: changes.added(), extent: Some(&extent), ..*design };
             let restored = saved.take();
-            let design = Design { state: restored.map(|saved| saved.state.machine.as_slice()), ..design };
+            let design = Design { state: restored.map(|saved| saved.state.as_slice()), ..design };
             let next = match ground.take() {
                 Some(ground) => ground,
                 None => {

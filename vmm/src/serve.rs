@@ -23,13 +23,13 @@ use crate::cli::RunOptions;
 use crate::driver::End;
 use crate::groundwork::{GroundworkError, TICK};
 use crate::listing;
-use crate::machine::{self, MachineError};
+use crate::machine;
 use crate::own_files::{self, Beside};
 use crate::policy;
 use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
-use crate::snapshot::Saved;
+use crate::snapshot::Snapshot;
 use crate::vcpu::{Ended, Named};
 use crate::waiting::{Boot, Waiting};
 use crate::working_set;
@@ -173,7 +173,8 @@ impl State<'_> {
         let Some(Boot { starter, promised }) = vm.boot.take() else { return Ok(None) };
         let by_command = starter.is_some();
         let ground = vm.take_ground();
-        let Waiting { config, blueprint, backends, saved, .. } = vm;
+        let Waiting { config, blueprint, backends, shown, .. } = vm;
+        let restored = shown.is_some();
         let arrivals = Arrivals::new().map_err(ServeError::Channel)?;
         let mut service = Service {
             inbox: self.inbox,
@@ -188,8 +189,8 @@ impl State<'_> {
         let again = Waiting::again(config, Arc::clone(&blueprint), Arc::clone(&backends), Instant::now());
         let ended = ground
             .map_err(RunError::from)
-            .and_then(|ground| Ok((ground, Guest::open(blueprint, backends, saved.is_some())?)))
-            .and_then(|(ground, guest)| guest.run(ground, promised, self.options, Some(&mut service), saved.as_ref()));
+            .and_then(|laid| Ok((laid, Guest::open(blueprint, backends, restored)?)))
+            .and_then(|((ground, saved), guest)| guest.run(ground, promised, self.options, Some(&mut service), saved.as_ref()));
         let Service { starter, enders, after, .. } = service;
         let code = match ended {
             Ok(end) => {
@@ -213,14 +214,13 @@ impl State<'_> {
                 let signal = self.signals.take();
                 // A machine that could not be started is still there to be started again.
                 let told = by_command && starter.is_some();
-                if told && saved.is_none() {
+                if told && !restored {
                     self.vm = Some(again);
                     self.publish(Phase::Created);
                 } else if told {
                     self.published.set(None);
                 }
                 let why = match signal {
-                    None if saved.is_some() => ApiError::from_error(kind(&error), &error),
                     Some(signal) => ApiError::new(ErrorKind::Internal, format!("signal {signal} ended the process")),
                     None => ApiError::from_error(kind(&error), &error),
                 };
@@ -362,12 +362,12 @@ impl State<'_> {
         }
     }
 
-    /// Reads a snapshot, with the same checks as a machine that is created.
+    /// Looks at a snapshot, with the same checks as a machine that is created, and begins to read it.
     fn read(&self, from: &Path, prefault: bool) -> Result<Waiting, ApiError> {
         let base = self.policy.as_ref().map_err(Clone::clone)?.base();
-        let saved = Saved::read(from, prefault, &base).map_err(|error| ApiError::from_error(error.kind(), &error))?;
-        self.check_beside(&saved.in_use())?;
-        Waiting::restored(saved, Instant::now()).map_err(|error| ApiError::from_error(kind(&error), &error))
+        let snapshot = Snapshot::open(from, prefault, &base).map_err(|error| ApiError::from_error(error.kind(), &error))?;
+        self.check_beside(&snapshot.in_use())?;
+        Waiting::restored(snapshot, Instant::now()).map_err(|error| ApiError::from_error(kind(&error), &error))
     }
 
     fn boot(&mut self, reply: Reply<()>) {
@@ -411,7 +411,7 @@ impl State<'_> {
 
     fn publish(&self, phase: Phase) {
         let Some(vm) = &self.vm else { return };
-        let config = vm.saved.as_ref().map_or(&vm.config, |saved| &saved.shown);
+        let config = vm.shown.as_ref().unwrap_or(&vm.config);
         self.published.set(Some(VmInfo {
             memory: config.memory.size.bytes(),
             config: config.clone(),
@@ -428,15 +428,12 @@ fn publish(published: &Published, config: &VmConfig, phase: Phase) {
 }
 
 /// Whose fault a configuration is that cannot be.
-const fn kind(error: &RunError) -> ErrorKind {
-    use MachineError::{Boot, Firmware, Kernel, NothingToRun};
+fn kind(error: &RunError) -> ErrorKind {
     match error {
         RunError::Groundwork(GroundworkError::Snapshot(error)) => error.kind(),
-        RunError::Machine(MachineError::State(_)) => ErrorKind::BadRequest,
-        RunError::Machine(Boot(_) | Firmware(_) | Kernel(_) | NothingToRun) => ErrorKind::BadRequest,
+        RunError::Machine(error) => error.kind(),
         RunError::Kvm(_)
         | RunError::Groundwork(_)
-        | RunError::Machine(_)
         | RunError::Driver(_)
         | RunError::Console(_)
         | RunError::Cpuid

@@ -204,6 +204,8 @@ impl<'a, 's> Session<'a, 's> {
             Command::Create { reply, .. } => {
                 reply.send(Err(ApiError::wrong_state("vm.create", &"there already; delete it first")));
             }
+            // In the dialect a machine that is held is started by going on.
+            Command::Boot { reply } if self.is_paused() => self.resume(reply),
             Command::Boot { reply } => {
                 reply.send(Err(ApiError::new(ErrorKind::WrongState, "the virtual machine runs already")));
             }
@@ -214,17 +216,18 @@ impl<'a, 's> Session<'a, 's> {
                 self.service.starter = Some(reply);
                 return Some(End::Reboot);
             }
+            Command::Pause { reply } if self.is_paused() => {
+                reply.send(Err(ApiError::wrong_state("vm.pause", &"paused already")));
+            }
             Command::Pause { reply } => {
                 self.machine.pause();
                 self.hotplug.pause(Instant::now());
                 self.publish(Phase::Paused);
                 reply.send(Ok(()));
             }
+            Command::Resume { reply } if self.is_paused() => self.resume(reply),
             Command::Resume { reply } => {
-                self.hotplug.resume(Instant::now());
-                self.machine.resume();
-                self.publish(Phase::Running);
-                reply.send(Ok(()));
+                reply.send(Err(ApiError::wrong_state("vm.resume", &"running: it is not paused")));
             }
             Command::Snapshot { to, reply } => self.snapshot(&to, reply),
             Command::Restore { reply, .. } => {
@@ -283,6 +286,18 @@ impl<'a, 's> Session<'a, 's> {
             }
         }
         None
+    }
+
+    fn is_paused(&self) -> bool {
+        self.service.published.get().is_some_and(|info| info.phase == Phase::Paused)
+    }
+
+    /// Lets a machine go on that is held.
+    fn resume(&mut self, reply: Reply<()>) {
+        self.hotplug.resume(Instant::now());
+        self.machine.resume();
+        self.publish(Phase::Running);
+        reply.send(Ok(()));
     }
 
     /// Adds a device, once its server has answered if it has one.

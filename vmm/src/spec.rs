@@ -32,6 +32,7 @@ use crate::host::tree::HostTree;
 use crate::numa::{self, GuestNuma, NumaError};
 use crate::processors;
 use crate::replicate::{GpuOrder, ReplicaError, Requested, Wishes, replicate};
+use crate::resize::Room;
 
 pub use beside::BesideError;
 use translate::{port_spec, stand_in, stub_spec};
@@ -168,6 +169,7 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     let warnings = peers::warnings(config, &spec, host);
     spec.notes.extend(warnings);
     spec.notes.extend(cmdline::notes(config));
+    spec.notes.extend(Room::note(config, spec.numa.as_ref()));
     Ok(spec)
 }
 

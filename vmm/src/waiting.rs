@@ -17,8 +17,7 @@ use crate::groundwork::{Groundwork, GroundworkError, Preparation};
 use crate::host::recorded::RecordedHost;
 use crate::kvm::{CpuidAhead, Vm};
 use crate::run::{Blueprint, RunError};
-use crate::snapshot::Saved;
-use crate::snapshot::read::Restoring;
+use crate::snapshot::{Saved, Snapshot};
 use crate::vcpu::Named;
 
 /// A machine before its start, or after its end.
@@ -31,8 +30,8 @@ pub struct Waiting {
     pub backends: Arc<Backends>,
     /// Who wants it to start.
     pub boot: Option<Boot>,
-    /// What it goes on with, if it comes from a snapshot.
-    pub saved: Option<Saved>,
+    /// If it comes from a snapshot: with the devices that came before that was written.
+    pub shown: Option<VmConfig>,
     ground: Ground,
     /// When laying the ground began.
     since: Instant,
@@ -46,11 +45,14 @@ pub struct Boot {
     pub promised: Option<Named>,
 }
 
+/// Ground that is laid, and what a machine from a snapshot goes on with.
+pub type Laid = (Groundwork, Option<Saved>);
+
 enum Ground {
     /// Nothing is begun.
     None,
-    Laying(Preparation<Groundwork>),
-    Laid(Box<Groundwork>),
+    Laying(Preparation<Laid>),
+    Laid(Box<Laid>),
     Failed(GroundworkError),
 }
 
@@ -62,27 +64,25 @@ impl Waiting {
         let (blueprint, vm) = Blueprint::new(&config, recorded, CpuidAhead::start()?)?;
         let backends = Arc::new(Backends::open(&blueprint.spec)?);
         let ground = lay(vm, &blueprint)?;
-        Ok(Self { config, blueprint: Arc::new(blueprint), backends, boot: None, saved: None, ground, since: now })
+        Ok(Self { config, blueprint: Arc::new(blueprint), backends, boot: None, shown: None, ground, since: now })
     }
 
-    /// A machine from a snapshot.
-    pub fn restored(saved: Saved, now: Instant) -> Result<Self, RunError> {
-        let (blueprint, vm) = Blueprint::new(&saved.config, None, CpuidAhead::start()?)?;
-        let ground = match saved.ground(vm, &blueprint)? {
-            Restoring::Done(ground) => Ground::Laid(ground),
-            Restoring::Working(preparation) => Ground::Laying(preparation),
-        };
+    /// A machine from a snapshot. Opens what it uses, and begins to read its state and RAM.
+    pub fn restored(snapshot: Snapshot, now: Instant) -> Result<Self, RunError> {
+        let (blueprint, vm) = Blueprint::new(&snapshot.config, None, CpuidAhead::start()?)?;
+        let blueprint = Arc::new(blueprint);
+        let (config, shown) = (snapshot.config.clone(), Some(snapshot.shown.clone()));
+        snapshot.check(&blueprint).map_err(GroundworkError::from)?;
         let backends = Backends::default();
-        backends.open_those(&blueprint.spec, |name| !saved.changes.has_left(name))?;
-        let backends = Arc::new(backends);
-        let config = saved.config.clone();
-        Ok(Self { config, blueprint: Arc::new(blueprint), backends, boot: None, saved: Some(saved), ground, since: now })
+        backends.open_those(&blueprint.spec, |name| !snapshot.has_left(name))?;
+        let ground = Ground::Laying(snapshot.start(vm, Arc::clone(&blueprint))?);
+        Ok(Self { config, blueprint, backends: Arc::new(backends), boot: None, shown, ground, since: now })
     }
 
     /// A machine that ran, with what it keeps.
     #[must_use]
     pub const fn again(config: VmConfig, blueprint: Arc<Blueprint>, backends: Arc<Backends>, now: Instant) -> Self {
-        Self { config, blueprint, backends, boot: None, saved: None, ground: Ground::None, since: now }
+        Self { config, blueprint, backends, boot: None, shown: None, ground: Ground::None, since: now }
     }
 
     /// Changes what it is to be. Nothing changes if that cannot be.
@@ -120,7 +120,7 @@ impl Waiting {
         }
         if let Ground::Laying(laying) = std::mem::replace(&mut self.ground, Ground::None) {
             self.ground = match laying.finish() {
-                Ok(ground) => Ground::Laid(Box::new(ground)),
+                Ok(laid) => Ground::Laid(Box::new(laid)),
                 Err(error) => Ground::Failed(error),
             };
         }
@@ -150,7 +150,7 @@ impl Waiting {
     pub fn answer_at(&self, after: Duration) -> Option<Instant> {
         let waits = self.boot.as_ref().is_some_and(|boot| boot.starter.is_some() && boot.promised.is_none());
         // One that comes back is there when it is whole.
-        (waits && self.saved.is_none()).then(|| self.since + after)
+        (waits && self.shown.is_none()).then(|| self.since + after)
     }
 
     /// Whether a start can go on: the ground is laid, or will never be.
@@ -160,9 +160,9 @@ impl Waiting {
     }
 
     /// The ground, for the start. Without one it has to be laid again.
-    pub fn take_ground(&mut self) -> Result<Groundwork, GroundworkError> {
+    pub fn take_ground(&mut self) -> Result<Laid, GroundworkError> {
         match std::mem::replace(&mut self.ground, Ground::None) {
-            Ground::Laid(ground) => Ok(*ground),
+            Ground::Laid(laid) => Ok(*laid),
             Ground::Laying(laying) => laying.finish(),
             Ground::Failed(error) => Err(error),
             Ground::None => Err(GroundworkError::Stopped),
@@ -179,12 +179,15 @@ impl Waiting {
 
     /// Breaks off what is under way and gives memory and host functions back.
     pub fn release(&mut self) {
-        self.saved = None;
+        self.shown = None;
         self.ground = Ground::None;
     }
 }
 
 fn lay(vm: Vm, blueprint: &Blueprint) -> Result<Ground, RunError> {
     let ground = Groundwork::open(vm, &blueprint.needs(), None)?;
-    Ok(if ground.is_laid() { Ground::Laid(Box::new(ground)) } else { Ground::Laying(ground.start()?) })
+    if ground.is_laid() {
+        return Ok(Ground::Laid(Box::new((ground, None))));
+    }
+    Ok(Ground::Laying(Preparation::start(ground.work(), move |work| ground.lay(work).map(|()| (ground, None)))?))
 }

@@ -348,7 +348,11 @@ impl CpusBody {
 impl MemoryBody {
     fn put(self, config: &mut VmConfig, notes: &Notes) -> Result<(), ApiError> {
         if self.zones.is_some_and(|zones| !zones.is_empty()) {
-            return Err(refused(WHAT, "memory.zones", "memory in zones is not supported; give `memory.size`"));
+            return Err(refused(
+                WHAT,
+                "memory.zones",
+                "memory in zones is not supported, and templates need none; give `memory.size`, and `numa` for memory nodes",
+            ));
         }
         if self.mergeable == Some(true) {
             notes.ignored(WHAT, "memory.mergeable");

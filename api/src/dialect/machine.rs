@@ -169,12 +169,13 @@ impl AddedBody {
             let FunctionBody { name, number, device, disk, net, vsock } = function;
             let bytes = |value: Value| super::json::ascii(&value);
             let kind = match (device, disk, net, vsock) {
-                (Some(device), None, None, None) => Addition::Device(Box::new(text(&device)?)),
-                (None, Some(disk), None, None) => Addition::Disk(Box::new(add_disk(&bytes(disk), notes)?)),
-                (None, None, Some(net), None) => Addition::Net(Box::new(add_net(&bytes(net), 0, notes)?)),
-                (None, None, None, Some(vsock)) => Addition::Vsock(add_vsock(&bytes(vsock), notes)?),
-                _ => return Err(bad(WHAT, &format!("`{name}` is not one of device, disk, net and vsock"))),
+                (Some(device), None, None, None) => text(&device).map(|device| Addition::Device(Box::new(device))),
+                (None, Some(disk), None, None) => add_disk(&bytes(disk), notes).map(|disk| Addition::Disk(Box::new(disk))),
+                (None, None, Some(net), None) => add_net(&bytes(net), 0, notes).map(|net| Addition::Net(Box::new(net))),
+                (None, None, None, Some(vsock)) => add_vsock(&bytes(vsock), notes).map(Addition::Vsock),
+                _ => Err(bad(WHAT, "it is not one of device, disk, net and vsock")),
             };
+            let kind = kind.map_err(|error| error.within(format!("device {name}")))?;
             Ok(AddedFunction { name, number, kind })
         });
         Ok(Added { port: self.port, number: self.number, functions: functions.collect::<Result<_, _>>()? })

@@ -9,14 +9,22 @@ use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
 use serde_json::Value;
 
+use super::transport::Owed;
 use crate::dialect::json::ascii;
 use crate::events::Listener;
 
 /// A line and who hears the next one.
 type Next = Pin<Box<dyn Future<Output = (Listener, Option<Value>)>>>;
 
-/// A body.
-pub(super) enum Body {
+/// A body, and who hears that all of it was taken.
+pub(super) struct Body {
+    content: Content,
+    /// Dropped with the body.
+    _owed: Option<Owed>,
+}
+
+/// What a body has.
+enum Content {
     /// All of it.
     Whole(Full<Bytes>),
     /// Lines that are known, and then those that come.
@@ -29,10 +37,21 @@ pub(super) enum Body {
 }
 
 impl Body {
+    /// All of a body.
+    pub(super) fn whole(whole: Full<Bytes>) -> Self {
+        Self { content: Content::Whole(whole), _owed: None }
+    }
+
     /// Lines of JSON.
     pub(super) fn events(first: Vec<Value>, listener: Listener) -> Self {
         let first: Vec<u8> = first.iter().flat_map(line).collect();
-        Self::Events { first: (!first.is_empty()).then(|| first.into()), next: hear(listener) }
+        let content = Content::Events { first: (!first.is_empty()).then(|| first.into()), next: hear(listener) };
+        Self { content, _owed: None }
+    }
+
+    /// The same, for a client to whom it is owed.
+    pub(super) fn owed(self, owed: Owed) -> Self {
+        Self { _owed: Some(owed), ..self }
     }
 }
 
@@ -54,9 +73,9 @@ impl HttpBody for Body {
     type Error = Infallible;
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        match self.get_mut() {
-            Self::Whole(whole) => Pin::new(whole).poll_frame(context),
-            Self::Events { first, next } => {
+        match &mut self.get_mut().content {
+            Content::Whole(whole) => Pin::new(whole).poll_frame(context),
+            Content::Events { first, next } => {
                 if let Some(first) = first.take() {
                     return Poll::Ready(Some(Ok(Frame::data(first))));
                 }
@@ -70,16 +89,16 @@ impl HttpBody for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Whole(whole) => whole.is_end_stream(),
-            Self::Events { .. } => false,
+        match &self.content {
+            Content::Whole(whole) => whole.is_end_stream(),
+            Content::Events { .. } => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Whole(whole) => whole.size_hint(),
-            Self::Events { .. } => SizeHint::default(),
+        match &self.content {
+            Content::Whole(whole) => whole.size_hint(),
+            Content::Events { .. } => SizeHint::default(),
         }
     }
 }

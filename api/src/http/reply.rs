@@ -44,7 +44,7 @@ impl Reply {
     /// In HTTP; `close` if no more requests of the connection are read.
     pub(super) fn response(self, close: bool) -> Response<Body> {
         let (status, body, allow) = match self {
-            Self::Document(text) => return with_type(Body::Whole(Full::new(text.into())), "application/yaml", close),
+            Self::Document(text) => return with_type(Body::whole(Full::new(text.into())), "application/yaml", close),
             Self::Events(first, listener) => return with_type(Body::events(first, listener), "application/x-ndjson", close),
             Self::Done => (204, None, None),
             Self::Json(value) => (200, Some(value), None),
@@ -55,7 +55,7 @@ impl Reply {
         let body: Option<Value> = body;
         let has_body = body.is_some();
         let bytes = body.map_or_else(Bytes::new, |value| json::ascii(&value).into());
-        let mut response = Response::new(Body::Whole(Full::new(bytes)));
+        let mut response = Response::new(Body::whole(Full::new(bytes)));
         *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         response.extensions_mut().insert(ReasonPhrase::from_static(b""));
         let headers = response.headers_mut();

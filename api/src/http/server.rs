@@ -28,7 +28,7 @@ use super::body::Body;
 use super::handle::{Request, Service, too_many_descriptors};
 use super::reply::{Reply, unread};
 use super::socket::{ListenError, Listening};
-use super::transport::{Incoming, MAX_DESCRIPTORS, Transport};
+use super::transport::{Incoming, MAX_DESCRIPTORS, Owed, Transport};
 use crate::channel::Controller;
 use crate::config::VmConfig;
 use crate::dialect::Notes;
@@ -259,7 +259,7 @@ impl Serving {
         let answer = service_fn(|request| {
             let (serving, incoming) = (self.clone(), connection.incoming.clone());
             // A request that is complete is carried out, even if its client leaves before it is answered.
-            let answer = tokio::task::spawn_local(async move { serving.answer(request, &incoming).await });
+            let answer = tokio::task::spawn_local(async move { serving.answer(request, incoming).await });
             async move { answer.await.map_err(io::Error::other) }
         });
         {
@@ -302,11 +302,11 @@ impl Serving {
         self.changed.notify_one();
     }
 
-    async fn answer(&self, request: hyper::Request<IncomingBody>, incoming: &Incoming) -> Response<Body> {
+    async fn answer(&self, request: hyper::Request<IncomingBody>, incoming: Rc<Incoming>) -> Response<Body> {
         incoming.begun();
         let (head, body) = request.into_parts();
         let mut close = wants_close(&head);
-        let reply = match self.read(body, incoming).await {
+        let reply = match self.read(body, &incoming).await {
             Ok((body, descriptors)) => {
                 let request = Request { method: head.method, path: head.uri.path().to_owned(), body, descriptors };
                 self.service.serve(request).await
@@ -316,8 +316,7 @@ impl Serving {
                 refusal.reply
             }
         };
-        incoming.answered();
-        reply.response(close || self.closing.get())
+        reply.response(close || self.closing.get()).map(|body| body.owed(Owed::to(incoming)))
     }
 
     /// The whole body, with its descriptors.

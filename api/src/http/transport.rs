@@ -4,6 +4,9 @@
 //! A client may pass descriptors with any byte of a request: with all of it in one message, or with the first of several.
 //! They are kept until the request is complete; what nobody takes is closed. A request that has begun must be complete within
 //! a limit. Between requests a connection may be silent for ever. What hyper says by itself is not sent.
+//!
+//! A client may end its side (shutdown(2), `SHUT_WR`) when its request is complete: it still gets the reply. One that is gone
+//! altogether is not waited for.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -15,6 +18,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use hyper::rt::{Read, ReadBufCursor, Write};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -26,12 +30,20 @@ pub(super) const MAX_DESCRIPTORS: usize = 64;
 /// Bytes that are read at a time.
 const CHUNK: usize = 8192;
 
+/// How long it may take until what a client said last is seen to be a request, after it has ended its side.
+const GRACE: Duration = Duration::from_millis(20);
+
+/// How soon it is noticed that a client is gone that ended its side before.
+const LOOK: Duration = Duration::from_millis(250);
+
 /// What a connection's transport and the handler of its requests share.
 #[derive(Debug)]
 pub(super) struct Incoming {
     descriptors: RefCell<Vec<OwnedFd>>,
     too_many: Cell<bool>,
     phase: Cell<Phase>,
+    /// Since when.
+    since: Cell<Instant>,
     limit: Duration,
     spoke: Cell<bool>,
     unread: Cell<bool>,
@@ -44,7 +56,7 @@ enum Phase {
     Between,
     /// Some of it has come, and all of it must by then.
     Unfinished(Instant),
-    /// All of it has come.
+    /// All of it has come; the reply is owed.
     Complete,
 }
 
@@ -55,6 +67,7 @@ impl Incoming {
             descriptors: RefCell::default(),
             too_many: Cell::new(false),
             phase: Cell::new(Phase::Between),
+            since: Cell::new(Instant::now()),
             limit,
             spoke: Cell::new(false),
             unread: Cell::new(false),
@@ -86,20 +99,34 @@ impl Incoming {
     pub(super) fn begun(&self) {
         self.spoke.set(true);
         if self.phase.get() == Phase::Between {
-            self.phase.set(Phase::Unfinished(Instant::now() + self.limit));
+            self.go_to(Phase::Unfinished(Instant::now() + self.limit));
         }
     }
 
     /// All of it is there. Returns its descriptors, or `None` if there were more than [`MAX_DESCRIPTORS`].
     pub(super) fn complete(&self) -> Option<Vec<OwnedFd>> {
-        self.phase.set(Phase::Complete);
+        self.go_to(Phase::Complete);
         let descriptors = self.descriptors.take();
         (!self.too_many.replace(false)).then_some(descriptors)
     }
 
     /// It is answered.
-    pub(super) fn answered(&self) {
-        self.phase.set(Phase::Between);
+    fn answered(&self) {
+        self.go_to(Phase::Between);
+    }
+
+    fn go_to(&self, phase: Phase) {
+        self.phase.set(phase);
+        self.since.set(Instant::now());
+    }
+
+    /// Until when at least a client can expect something that said at `ended` that it says nothing more.
+    fn owed_until(&self, ended: Instant) -> Instant {
+        match self.phase.get() {
+            Phase::Complete => Instant::now() + LOOK,
+            // A request that came before may not have been looked at.
+            Phase::Between | Phase::Unfinished(_) => ended.max(self.since.get()) + GRACE,
+        }
     }
 
     fn keep(&self, descriptors: impl Iterator<Item = OwnedFd>) {
@@ -114,6 +141,23 @@ impl Incoming {
     }
 }
 
+/// A reply that a client has not got yet. Dropped when all of it was taken to be sent.
+#[derive(Debug)]
+pub(super) struct Owed(Rc<Incoming>);
+
+impl Owed {
+    /// To the client of this connection.
+    pub(super) fn to(incoming: Rc<Incoming>) -> Self {
+        Self(incoming)
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.0.answered();
+    }
+}
+
 /// A connection.
 #[derive(Debug)]
 pub(super) struct Transport {
@@ -122,11 +166,38 @@ pub(super) struct Transport {
     timer: Option<Pin<Box<Sleep>>>,
     /// What comes next goes on with what was sent in part.
     cut: bool,
+    /// When the client said that it says nothing more.
+    ended: Option<Instant>,
+    /// What is sent waits until the client reads.
+    waits_to_send: bool,
 }
 
 impl Transport {
     pub(super) fn new(stream: Rc<UnixStream>, incoming: Rc<Incoming>) -> Self {
-        Self { stream, incoming, timer: None, cut: false }
+        Self { stream, incoming, timer: None, cut: false, ended: None, waits_to_send: false }
+    }
+
+    /// Ready when the connection has ended for a client that says nothing more: nothing is owed to it, or it is gone.
+    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let ended = *self.ended.get_or_insert_with(Instant::now);
+        loop {
+            let now = Instant::now();
+            let until = if self.waits_to_send { now + LOOK } else { self.incoming.owed_until(ended) };
+            if until <= now || self.is_gone() {
+                return Poll::Ready(());
+            }
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+            timer.as_mut().reset(until);
+            ready!(timer.as_mut().poll(context));
+        }
+    }
+
+    /// Whether the client can neither say nor hear anything any more.
+    fn is_gone(&self) -> bool {
+        let mut waited = [PollFd::new(&*self.stream, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let looked = poll(&mut waited, Some(&now)).is_ok();
+        looked && waited.iter().any(|watched| watched.revents().intersects(PollFlags::HUP | PollFlags::ERR))
     }
 
     fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -170,6 +241,7 @@ impl Read for Transport {
                 Poll::Pending => return Poll::Pending,
             }
             match this.stream.try_io(Interest::READABLE, || this.receive(buffer)) {
+                Ok(0) if room > 0 => return this.poll_end(context).map(Ok),
                 Ok(count) => {
                     if count > 0 {
                         this.incoming.begun();
@@ -193,11 +265,13 @@ impl Write for Transport {
             return Poll::Ready(Ok(bytes.len()));
         }
         loop {
+            this.waits_to_send = true;
             ready!(this.stream.poll_write_ready(context))?;
             match this.stream.try_write(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 done => {
                     this.cut = done.as_ref().is_ok_and(|count| *count < bytes.len());
+                    this.waits_to_send = false;
                     return Poll::Ready(done);
                 }
             }

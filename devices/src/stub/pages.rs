@@ -14,7 +14,7 @@ use crate::pagemap::{self, PageMap};
 pub const PAGE: u64 = 4096;
 
 /// Most bytes of BAR memory that are written down.
-const MOST_SAVED: usize = 256 << 20;
+pub const MOST_SAVED: usize = 256 << 20;
 /// Pages that are looked up at a time.
 const BATCH: usize = 8192;
 

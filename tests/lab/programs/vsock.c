@@ -4,7 +4,7 @@
  *   vsock call PORT STREAMS BYTES           in the guest: calls the host's port
  *   vsock serve-unix PATH                   on the host: echoes what the guest sends to the socket PATH (`..._PORT`)
  *   vsock dial PATH PORT STREAMS BYTES      on the host: calls the guest's port through the device's socket
- *   vsock hold PATH COUNT SECONDS           on the host: that many clients that say nothing
+ *   vsock hold PATH COUNT SECONDS [WORDS]   on the host: that many clients that say nothing, or these words and no more
  *
  * Each stream carries its own bytes, ends its half when they are sent, and wants all of them back. All streams of a call are open
  * at the same time. */
@@ -177,10 +177,13 @@ static int call(unsigned port, size_t count, size_t bytes) {
     return exchange(count, bytes);
 }
 
-static int hold(const char *path, size_t count, unsigned seconds) {
-    for (size_t n = 0; n < count; n++)
-        if (unix_socket(path, 0) < 0) return fail(path);
-    printf("%zu clients say nothing\n", count);
+static int hold(const char *path, size_t count, unsigned seconds, const char *words) {
+    for (size_t n = 0; n < count; n++) {
+        int fd = unix_socket(path, 0);
+        if (fd < 0) return fail(path);
+        if (write(fd, words, strlen(words)) != (ssize_t)strlen(words)) return fail("write");
+    }
+    printf("%zu clients say nothing more\n", count);
     fflush(stdout);
     sleep(seconds);
     return 0;
@@ -193,7 +196,8 @@ int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "serve-unix")) return serve(unix_socket(argv[2], 1));
     if (argc == 5 && !strcmp(argv[1], "call") && atol(argv[3]) <= MOST) return call((unsigned)atol(argv[2]), (size_t)atol(argv[3]), (size_t)atol(argv[4]));
     if (argc == 6 && !strcmp(argv[1], "dial") && atol(argv[4]) <= MOST) return dial(argv[2], argv[3], (size_t)atol(argv[4]), (size_t)atol(argv[5]));
-    if (argc == 5 && !strcmp(argv[1], "hold")) return hold(argv[2], (size_t)atol(argv[3]), (unsigned)atol(argv[4]));
+    if ((argc == 5 || argc == 6) && !strcmp(argv[1], "hold"))
+        return hold(argv[2], (size_t)atol(argv[3]), (unsigned)atol(argv[4]), argc == 6 ? argv[5] : "");
     fprintf(stderr, "usage: see the head of vsock.c\n");
     return 2;
 }

@@ -66,7 +66,8 @@ pub(super) struct RunArguments {
     ///   size=SIZE            bytes, or with suffix K, M, G, T; a bare SIZE
     ///                        is enough
     ///   hotplug=SIZE         that much more may come while the guest runs, by
-    ///                        `banyan ctl resize`; whole 128M [default: none]
+    ///                        `banyan ctl resize`; the rest of a SIZE that is
+    ///                        no multiple of 128M never does [default: none]
     ///   hotplug-method=acpi|virtio-mem
     ///                        acpi: it comes in multiples of 128M and stays;
     ///                        virtio-mem: it comes and goes in blocks of 2M, or

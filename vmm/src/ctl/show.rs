@@ -72,9 +72,11 @@ fn info(info: &Value) -> String {
         rows.push(("progress", format!("{} {} % ({done} of {total})", word(&progress["step"]), word(&progress["percent"]))));
     }
     rows.push(("processors", up_to(word(&cpus["boot_vcpus"]), word(&cpus["max_vcpus"]))));
+    let (has, wanted) = (size(&info["memory_actual_size"]), size(&memory["size"]));
+    let wanted = if has == wanted { String::new() } else { format!(", on its way to {wanted}") };
     let growth = memory["hotplug_size"].as_u64().filter(|bytes| *bytes > 0);
-    let growth = growth.map(|bytes| format!(", up to {} more than at the start", Size(bytes))).unwrap_or_default();
-    rows.push(("memory", format!("{}{growth}", size(&info["memory_actual_size"]))));
+    let growth = growth.map(|bytes| format!("; {} may come to what it started with", Size(bytes))).unwrap_or_default();
+    rows.push(("memory", format!("{has}{wanted}{growth}")));
     for (title, key) in [("kernel", "kernel"), ("initramfs", "initramfs"), ("cmdline", "cmdline"), ("firmware", "firmware")] {
         if let Some(value) = config["payload"].get(key) {
             rows.push((title, word(value)));

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use api::error::ErrorKind;
 use devices::legacy::ConsoleSink;
 use devices::stub::{StubError, StubFunction};
 use devices::vfio::iommu::DomainError;
@@ -299,6 +300,30 @@ fn placement(plan: &Plan, planned: &PlannedFunction) -> Placement {
         Some(PlannedKind::Port(port)) if port.spec.kind == PortKind::PciBridge => Placement::Conventional,
         Some(PlannedKind::Port(port)) => Placement::BelowPort(port.spec.link),
         _ => Placement::RootBus,
+    }
+}
+
+impl EndpointError {
+    /// Whose fault it is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Build(error) => match &**error {
+                BuildError::Endpoint { source, .. } => source.kind(),
+                BuildError::Port { .. } | BuildError::Order { .. } => ErrorKind::Internal,
+            },
+        }
+    }
+}
+
+impl FunctionError {
+    /// Whose fault it is: files, taps and servers are named by who asks for a device.
+    #[must_use]
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Backend(_) | Self::Block(_) | Self::Net(_) | Self::Remote(_) => ErrorKind::BadRequest,
+            _ => ErrorKind::Internal,
+        }
     }
 }
 

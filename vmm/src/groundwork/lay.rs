@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 
 use arch::memory_map::Range;
+use devices::populate::populate;
 use devices::vfio::Domain;
 use vm_memory::GuestMemoryMmap;
 
@@ -82,7 +83,7 @@ pub fn touch_in_background(regions: &[RamRegion], work: &Work) -> Result<(), Gro
         !work.is_stopped()
     };
     pieces(regions, TOUCH).iter().try_for_each(|piece| {
-        memory::populate(piece.host, piece.len, &progress).map_err(|source| match work.is_stopped() {
+        populate(piece.host, piece.len, &progress).map_err(|source| match work.is_stopped() {
             true => GroundworkError::Stopped,
             false => MemoryError::Prefault { at: piece.at, len: piece.len, source }.into(),
         })
@@ -144,7 +145,7 @@ impl Touching<'_> {
                 self.work.has_touched(bytes);
                 !self.work.is_stopped()
             };
-            match memory::populate(piece.host, piece.len, &progress) {
+            match populate(piece.host, piece.len, &progress) {
                 Ok(()) => {
                     let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
                     touched.done.resize(self.pieces.len(), false);

@@ -7,7 +7,7 @@ use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
 use devices::vfio::Placement;
 use pci::address::{Devfn, HostBdf};
 use pci::function::Shared;
-use pci::hierarchy::{BusInfo, Hierarchy, Newcomer, PortInfo, PortList};
+use pci::hierarchy::{BusInfo, Hierarchy, Newcomer, PortInfo};
 use pci::intx;
 use pci::topology::{EndpointSpec, Name, Parent};
 
@@ -237,14 +237,19 @@ pub(super) fn put(
     device: &Added,
     tell: bool,
 ) -> Result<(), HotPlugError> {
-    let missing = || HotPlugError::NoPort { wanted: device.port.to_string(), ports: PortList::default() };
-    if let (Some(_), Some(slots)) = (device.number, slots) {
+    let missing = || {
+        let ports = pci.change(|tree| tree.hierarchy.hot_plug_ports());
+        HotPlugError::NoPort { wanted: device.port.to_string(), ports }
+    };
+    if let (Some(number), Some(slots)) = (device.number, slots) {
         let buses = slots.buses();
-        let on = pci.change(|tree| {
+        let functions: Vec<EndpointSpec> = device.functions.iter().map(|function| function.spec.clone()).collect();
+        let found = pci.change(|tree| {
             let mut buses = buses.iter().filter_map(|on| tree.hierarchy.bus(*on));
-            buses.find(|bus| bus.name == device.port).map(|bus| bus.on)
+            let bus = buses.find(|bus| bus.name == device.port)?;
+            Some(slot(&tree.hierarchy, &bus, Some(number), &functions, &Promised(Vec::new())).map(|_| bus.on))
         });
-        return plug_in_slot(pci, factory, slots, on.ok_or_else(missing)?, device, tell);
+        return plug_in_slot(pci, factory, slots, found.ok_or_else(missing)??, device, tell);
     }
     let port = pci.change(|tree| tree.hierarchy.ports().find(|port| port.name == device.port));
     plug(pci, factory, &port.ok_or_else(missing)?, device)
@@ -336,15 +341,16 @@ fn make(
     Ok(made)
 }
 
-/// Puts devices back that came before a reset, where they were, with BARs in the windows of their ports. No guest runs.
-pub(crate) fn restore(
+/// Puts devices back that came before a reset, where they were, with BARs in the windows of their ports. No guest runs. The one
+/// that cannot be put back is told by its name, with its port.
+pub(crate) fn restore<'a>(
     pci: &PciBus,
     factory: &mut Factory,
-    added: &[Added],
+    added: &'a [Added],
     slots: Option<&BusSlots>,
-) -> Result<(), HotPlugError> {
+) -> Result<(), (&'a Added, HotPlugError)> {
     for device in added {
-        put(pci, factory, slots, device, false)?;
+        put(pci, factory, slots, device, false).map_err(|error| (device, error))?;
     }
     if !added.is_empty() {
         // The guest finds them as any other, with no event to take note of.

@@ -224,10 +224,9 @@ impl HotPlugError {
             | Self::Host(_)
             | Self::Backend(_)
             | Self::Name(_)
-            // Files, taps and servers that a client named.
-            | Self::Make(FunctionError::Backend(_) | FunctionError::Block(_) | FunctionError::Net(_) | FunctionError::Remote(_))
             | Self::Spec(_) => ErrorKind::BadRequest,
-            Self::Unreached { .. } | Self::Make(_) => ErrorKind::Internal,
+            Self::Make(error) => error.kind(),
+            Self::Unreached { .. } => ErrorKind::Internal,
         };
         ApiError::from_error(kind, self)
     }

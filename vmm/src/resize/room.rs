@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api::config::{HotplugMethod, VmConfig};
+use api::config::{HotplugMethod, Size, VmConfig};
 use arch::memory_map::{Range, take};
 use arch::ports::MEMORY_DEVICES;
 use devices::acpi::MemoryDevice;
@@ -76,11 +76,25 @@ impl Room {
         }
     }
 
-    /// Bytes that may come.
+    /// Bytes that may come, in whole blocks.
     #[must_use]
     pub fn growth(&self) -> u64 {
-        let devices = self.ranges.iter().map(|(_, range)| range.len());
-        devices.chain(self.regions.iter().map(|(_, region)| region.len)).sum()
+        let devices: u64 = self.ranges.iter().map(|(_, range)| range.len()).sum();
+        let regions: u64 = self.regions.iter().map(|(_, region)| region.len).sum();
+        devices / BLOCK * BLOCK + regions
+    }
+
+    /// What is to be said of `config` if not all of the memory that may come can.
+    #[must_use]
+    pub fn note(config: &VmConfig, numa: Option<&GuestNuma>) -> Option<String> {
+        let wanted = config.memory.growth;
+        let usable = Self::new(config, numa, &[Range::sized(0, wanted.bytes())]).growth();
+        (usable < wanted.bytes()).then(|| {
+            let (usable, block) = (Size(usable), Size(BLOCK));
+            format!(
+                "{wanted} of memory may come (--memory hotplug), of which the guest can have {usable}: it comes in multiples of {block}"
+            )
+        })
     }
 
     /// What the guest is asked to have of each region so that it has `bytes` in all of them, a multiple of [`Room::unit`]:
@@ -213,6 +227,26 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn of_memory_that_may_come_whole_blocks_can_be_had_and_the_rest_is_told() {
+        for (memory, usable) in [
+            ("1G,hotplug=1G", None),
+            ("1G,hotplug=200M", Some("of which the guest can have 128M")),
+            ("1G,hotplug=1000M", Some("of which the guest can have 896M")),
+            ("1G,hotplug=64M", Some("of which the guest can have 0")),
+            ("1G,hotplug=1000M,hotplug-method=virtio-mem", Some("of which the guest can have 896M")),
+            ("1G", None),
+        ] {
+            let config = VmConfig { memory: memory.parse().unwrap(), ..VmConfig::default() };
+            let note = Room::note(&config, None);
+            assert_eq!(note.is_some(), usable.is_some(), "{memory}: {note:?}");
+            assert!(note.zip(usable).is_none_or(|(note, usable)| note.contains(usable)), "{memory}");
+            let growth = config.memory.growth.bytes();
+            let room = Room::new(&config, None, &[Range::sized(4 * GIB, growth)]);
+            assert!(room.growth().is_multiple_of(BLOCK) && growth - room.growth() < BLOCK, "{memory}");
+        }
+    }
 
     #[test]
     fn what_may_come_is_shared_out_in_whole_blocks_around_holes() {

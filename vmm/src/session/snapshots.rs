@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use api::command::Reply;
 use api::error::{ApiError, ErrorKind};
-use api::info::Phase;
 use arch::memory_map::Range;
 
 use super::Session;
@@ -18,8 +17,7 @@ use crate::snapshot::{SnapshotError, Written, devices};
 impl Session<'_, '_> {
     /// Begins to write the machine down.
     pub(super) fn snapshot(&mut self, folder: &Path, reply: Reply<()>) {
-        let paused = self.service.published.get().is_some_and(|info| info.phase == Phase::Paused);
-        if !paused {
+        if !self.is_paused() {
             return reply.send(Err(ApiError::new(ErrorKind::WrongState, "the virtual machine runs: pause it first (vm.pause)")));
         }
         match self.write(folder) {

@@ -83,6 +83,9 @@ pub fn changes(machine: &Machine) -> Result<(Changes, VmConfig), SnapshotError> 
         let functions = added.functions.iter().map(|function| {
             let name = Name::from(function.name.as_str());
             name.check().map_err(|source| unusable(&name, source))?;
+            if function.number > 7 {
+                return Err(SnapshotError::Function { name: name.to_string(), number: function.number });
+            }
             let (endpoint, spec, access) = match &function.kind {
                 Addition::Device(device) => {
                     if !matches!(device.kind, DeviceKind::Stub(_)) {

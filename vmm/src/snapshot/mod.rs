@@ -12,7 +12,7 @@
 //! | which pages are written, and how does RAM come back? | [`memory`] |
 //! | how are devices written that came while the guest ran? | [`devices`] |
 //! | in which order are files made, and who removes them? | [`mod@write`] |
-//! | what is checked before a machine is made? | [`read`] |
+//! | what is checked before a machine is made, and what is read by which thread? | [`read`] |
 
 pub mod devices;
 pub mod memory;
@@ -27,7 +27,7 @@ use api::error::ErrorKind;
 use pci::state::StateError;
 use thiserror::Error;
 
-pub use read::Saved;
+pub use read::{Saved, Snapshot};
 pub use write::Written;
 
 use crate::machine::SaveError;
@@ -83,8 +83,18 @@ pub enum SnapshotError {
         path: PathBuf,
         /// Bytes.
         found: u64,
-        /// Expected, or the most that are read.
+        /// Expected.
         wanted: u64,
+    },
+    /// A file that is longer than anything that was written.
+    #[error("{} has {found} bytes, and what belongs there has at most {most}", path.display())]
+    Long {
+        /// The file.
+        path: PathBuf,
+        /// Bytes.
+        found: u64,
+        /// At most.
+        most: u64,
     },
     /// The configuration.
     #[error("{} cannot be used", path.display())]
@@ -138,6 +148,14 @@ pub enum SnapshotError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A function number that no device has.
+    #[error("the device {name}, which was added, cannot be function {number}: functions have the numbers 0 to 7")]
+    Function {
+        /// Its name.
+        name: String,
+        /// The number.
+        number: u8,
+    },
     /// RAM.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -155,9 +173,11 @@ impl SnapshotError {
             | Self::NotEmpty { .. }
             | Self::Read { .. }
             | Self::Size { .. }
+            | Self::Long { .. }
             | Self::Config { .. }
             | Self::State { .. }
             | Self::Shape { .. }
+            | Self::Function { .. }
             | Self::Added { .. } => ErrorKind::BadRequest,
             Self::Device { .. } => ErrorKind::Unsupported,
             Self::Busy => ErrorKind::Conflict,

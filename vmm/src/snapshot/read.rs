@@ -4,14 +4,18 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use ::devices::populate::populate;
 use api::config::VmConfig;
 use api::dialect::Notes;
 use api::dialect::machine::Machine;
 use api::info::Step;
+use arch::memory_map::Range;
+use pci::topology::{Name, PlannedKind};
 
-use super::state::{self, StateFile};
-use super::{CONFIG, MEMORY, STATE, SnapshotError, devices, memory};
+use super::state::{self, Checksum, Head, StateFile};
+use super::{CONFIG, MEMORY, STATE, SnapshotError, StateFileError, devices, memory};
 use crate::additions;
 use crate::changes::Changes;
 use crate::groundwork::{self, Groundwork, GroundworkError, Needs, Preparation, Work};
@@ -22,41 +26,58 @@ use crate::run::{Blueprint, needs};
 
 /// Longest config.json that is read.
 const LONGEST_CONFIG: u64 = 4 << 20;
+/// What is read at a time of the state.
+const PIECE: u64 = 1 << 20;
 
-/// A snapshot that was read and checked as far as that is possible without a machine.
-pub struct Saved {
+/// A snapshot of which is known what its machine is. The state and RAM are still to be read.
+pub struct Snapshot {
     /// As the machine was started.
     pub config: VmConfig,
     /// With what came since.
     pub shown: VmConfig,
-    /// What came and left.
-    pub changes: Changes,
-    /// The state of the machine.
-    pub state: StateFile,
-    memory: File,
-    path: PathBuf,
+    changes: Changes,
+    state: Part,
+    memory: Part,
     prefault: bool,
 }
 
-impl Saved {
-    /// Reads the files in `folder`, but for RAM. What they do not say is as in `base`. `prefault`: all of RAM is read before the
-    /// machine is there.
-    pub fn read(folder: &Path, prefault: bool, base: &VmConfig) -> Result<Self, SnapshotError> {
-        let (path, bytes) = read(folder, CONFIG, LONGEST_CONFIG)?;
+/// What a machine goes on with, beside RAM.
+pub struct Saved {
+    /// What came and left before it was written down.
+    pub changes: Changes,
+    /// For [`crate::machine::Machine`].
+    pub state: Vec<u8>,
+}
+
+/// A file of a snapshot.
+struct Part {
+    file: File,
+    path: PathBuf,
+    len: u64,
+}
+
+impl Snapshot {
+    /// Opens the files in `folder` and reads which machine it is. What they do not say is as in `base`. `prefault`: all of RAM is
+    /// read before the machine is there.
+    pub fn open(folder: &Path, prefault: bool, base: &VmConfig) -> Result<Self, SnapshotError> {
+        let Part { file, path, len } = Part::open(folder, CONFIG)?;
+        if len > LONGEST_CONFIG {
+            return Err(SnapshotError::Long { path, found: len, most: LONGEST_CONFIG });
+        }
+        let mut bytes = Vec::new();
+        let read = file.take(LONGEST_CONFIG).read_to_end(&mut bytes);
+        read.map_err(|source| SnapshotError::Read { path: path.clone(), source })?;
         let machine = Machine::from_json(&bytes, base, &Notes::default());
         let machine = machine.map_err(|source| SnapshotError::Config { path, source })?;
-        let (path, bytes) = read(folder, STATE, state::MOST)?;
-        let state = StateFile::from_bytes(&bytes).map_err(|source| SnapshotError::State { path, source })?;
-        let (mut changes, shown) = devices::changes(&machine)?;
-        changes.resize(state.extent.clone());
-        let path = folder.join(MEMORY);
-        let memory = open(&path).map_err(|source| SnapshotError::Read { path: path.clone(), source })?;
-        let found = memory.metadata().map_err(|source| SnapshotError::Read { path: path.clone(), source })?.len();
-        let wanted = state.ranges.iter().map(|range| range.len()).fold(0, u64::saturating_add);
-        if found != wanted {
-            return Err(SnapshotError::Size { path, found, wanted });
-        }
-        Ok(Self { config: machine.config, shown, changes, state, memory, path, prefault })
+        let (changes, shown) = devices::changes(&machine)?;
+        let (state, memory) = (Part::open(folder, STATE)?, Part::open(folder, MEMORY)?);
+        Ok(Self { config: machine.config, shown, changes, state, memory, prefault })
+    }
+
+    /// Whether a planned device left before it was written.
+    #[must_use]
+    pub fn has_left(&self, name: &Name) -> bool {
+        self.changes.has_left(name)
     }
 
     /// A configuration of what the machine uses of the host.
@@ -66,87 +87,140 @@ impl Saved {
         additions::holding(&self.config, there.iter().map(|(name, device)| (name, device)))
     }
 
-    /// Makes the ground of the machine that `blueprint` is. Either it is laid, or it is on its way.
-    pub fn ground(&self, vm: Vm, blueprint: &Blueprint) -> Result<Restoring, GroundworkError> {
+    /// Whether the machine that `blueprint` is can have been written down, as far as that shows before its state is read.
+    pub fn check(&self, blueprint: &Blueprint) -> Result<(), SnapshotError> {
         devices::check(&blueprint.config, &blueprint.spec, &self.changes)?;
         devices::check_names(&blueprint.plan, &self.changes)?;
-        if state::shape(&self.changes.plan(&blueprint.plan)) != self.state.shape {
+        let plan = self.changes.plan(&blueprint.plan);
+        let planned = || plan.pci.functions.iter().map(|function| &function.kind);
+        let ports = planned().filter(|kind| matches!(kind, PlannedKind::Port(_))).count();
+        let endpoints = planned().filter_map(|kind| match kind {
+            PlannedKind::Endpoint(endpoint) => Some(&endpoint.spec),
+            PlannedKind::Port(_) => None,
+        });
+        let added = self.changes.added().iter().flat_map(|added| &added.functions).map(|function| &function.spec);
+        let cpus = blueprint.config.cpus.max.unwrap_or(blueprint.config.cpus.count);
+        let most = state::most(cpus, ports, endpoints.chain(added));
+        let Part { path, len, .. } = &self.state;
+        if *len > most {
+            return Err(SnapshotError::Long { path: path.clone(), found: *len, most });
+        }
+        Ok(())
+    }
+
+    /// Begins to read the state and RAM of the machine that `blueprint` is, on a thread of its own.
+    pub fn start(self, vm: Vm, blueprint: Arc<Blueprint>) -> Result<Preparation<(Groundwork, Option<Saved>)>, GroundworkError> {
+        let memory = &blueprint.config.memory;
+        let reads_memory = memory.shared || memory.hugepages.is_some() || memory.prefault || self.prefault;
+        let total = self.state.len.saturating_add(if reads_memory { self.memory.len } else { 0 });
+        Preparation::start(Work::step(Step::Restore, total), move |work| {
+            let (changes, state, needs) = self.read_state(&blueprint, work)?;
+            let ground = self.ground(vm, needs, work)?;
+            Ok((ground, Some(Saved { changes, state })))
+        })
+    }
+
+    /// Reads and checks the state; what the machine stands on follows from it.
+    fn read_state(&self, blueprint: &Blueprint, work: &Work) -> Result<(Changes, Vec<u8>, Needs), GroundworkError> {
+        let state = self.state.read(work)?;
+        let mut changes = self.changes.clone();
+        if state::shape(&changes.plan(&blueprint.plan)) != state.shape {
             return Err(SnapshotError::Shape { what: "places of devices or memory" }.into());
         }
         let room = Room::new(&blueprint.config, blueprint.spec.numa.as_ref(), &blueprint.plan.map.hot_plug);
-        if !room.holds(&self.state.extent) {
+        if !room.holds(&state.extent) {
             return Err(SnapshotError::Shape { what: "processors or memory that came" }.into());
         }
+        changes.resize(state.extent);
         let mut needs: Needs = needs(&blueprint.config, &blueprint.spec, &blueprint.plan);
-        self.changes.add_to(&mut needs, &blueprint.spec);
-        let mut wanted = needs.ranges.clone();
-        wanted.sort_by_key(|range| range.start);
-        if wanted != self.state.ranges {
+        changes.add_to(&mut needs, &blueprint.spec);
+        needs.ranges.sort_by_key(|range| range.start);
+        if needs.ranges != state.ranges {
             return Err(SnapshotError::Shape { what: "memory" }.into());
         }
-        let copies = needs.memory.shared || needs.memory.hugepages.is_some();
-        let total = wanted.iter().map(|range| range.len()).sum();
-        if !copies {
-            let ram = memory::map(&self.memory, &wanted)?;
-            ram::bind(&ram, &needs.bindings, None)?;
-            let ground = Groundwork::open(vm, &needs, Some(ram))?;
-            if !self.prefault && !needs.memory.prefault {
-                return Ok(Restoring::Done(Box::new(ground)));
-            }
-            return Ok(Restoring::Working(Preparation::start(Work::step(Step::Restore, total), move |work| {
-                for region in ram::regions(&ground.ram) {
-                    let progress = |bytes| {
-                        work.has_touched(bytes);
-                        !work.is_stopped()
-                    };
-                    ram::populate(region.host, region.len, &progress).map_err(|source| {
-                        if work.is_stopped() {
-                            return GroundworkError::Stopped;
-                        }
-                        ram::MemoryError::Prefault { at: region.at, len: region.len, source }.into()
-                    })?;
-                }
-                Ok(ground)
-            })?));
+        let Part { path, len, .. } = &self.memory;
+        let wanted = needs.ranges.iter().map(Range::len).fold(0, u64::saturating_add);
+        if *len != wanted {
+            return Err(SnapshotError::Size { path: path.clone(), found: *len, wanted }.into());
         }
-        let backing = groundwork::backing(&needs.memory, false);
-        let ram = ram::create(&wanted, backing)?;
-        ram::bind(&ram, &needs.bindings, backing.huge_page)?;
-        let ground = Groundwork::open(vm, &needs, Some(ram))?;
-        let (file, path) = (self.memory.try_clone().map_err(GroundworkError::Thread)?, self.path.clone());
-        Ok(Restoring::Working(Preparation::start(Work::step(Step::Restore, total), move |work| {
-            match memory::fill(&ground.ram, &file, work) {
+        Ok((changes, state.machine, needs))
+    }
+
+    /// Makes what the machine stands on, with RAM as it was.
+    fn ground(&self, vm: Vm, needs: Needs, work: &Work) -> Result<Groundwork, GroundworkError> {
+        let Part { file, path, .. } = &self.memory;
+        if needs.memory.shared || needs.memory.hugepages.is_some() {
+            let backing = groundwork::backing(&needs.memory, false);
+            let ram = ram::create(&needs.ranges, backing)?;
+            ram::bind(&ram, &needs.bindings, backing.huge_page)?;
+            let ground = Groundwork::open(vm, &needs, Some(ram))?;
+            return match memory::fill(&ground.ram, file, work) {
                 Ok(true) => Ok(ground),
                 Ok(false) => Err(GroundworkError::Stopped),
-                Err(source) => Err(SnapshotError::Read { path, source }.into()),
+                Err(source) => Err(SnapshotError::Read { path: path.clone(), source }.into()),
+            };
+        }
+        let ram = memory::map(file, &needs.ranges)?;
+        ram::bind(&ram, &needs.bindings, None)?;
+        let ground = Groundwork::open(vm, &needs, Some(ram))?;
+        if self.prefault || needs.memory.prefault {
+            for region in ram::regions(&ground.ram) {
+                let progress = |bytes| {
+                    work.has_touched(bytes);
+                    !work.is_stopped()
+                };
+                populate(region.host, region.len, &progress).map_err(|source| {
+                    if work.is_stopped() {
+                        return GroundworkError::Stopped;
+                    }
+                    ram::MemoryError::Prefault { at: region.at, len: region.len, source }.into()
+                })?;
             }
-        })?))
+        }
+        Ok(ground)
     }
 }
 
-/// The ground of a machine from a snapshot.
-pub enum Restoring {
-    /// It is laid.
-    Done(Box<Groundwork>),
-    /// RAM is being read.
-    Working(Preparation<Groundwork>),
-}
-
-/// Never waits, as opening a FIFO would.
-fn open(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
-}
-
-fn read(folder: &Path, name: &str, most: u64) -> Result<(PathBuf, Vec<u8>), SnapshotError> {
-    let path = folder.join(name);
-    let failed = |source| SnapshotError::Read { path: path.clone(), source };
-    let file = open(&path).map_err(failed)?;
-    let found = file.metadata().map_err(failed)?.len();
-    if found > most {
-        return Err(SnapshotError::Size { path, found, wanted: most });
+impl Part {
+    /// Never waits, as opening a FIFO would.
+    fn open(folder: &Path, name: &str) -> Result<Self, SnapshotError> {
+        let path = folder.join(name);
+        let open = || {
+            let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path)?;
+            let metadata = file.metadata()?;
+            if metadata.is_file() { Ok((file, metadata.len())) } else { Err(io::Error::other("it is no regular file")) }
+        };
+        let (file, len) = open().map_err(|source| SnapshotError::Read { path: path.clone(), source })?;
+        Ok(Self { file, path, len })
     }
-    let mut bytes = Vec::new();
-    file.take(most).read_to_end(&mut bytes).map_err(failed)?;
-    Ok((path, bytes))
+
+    /// Reads the state of a machine. What is none is not read to its end.
+    fn read(&self, work: &Work) -> Result<StateFile, GroundworkError> {
+        let failed = |source| SnapshotError::Read { path: self.path.clone(), source };
+        let unusable = |source| SnapshotError::State { path: self.path.clone(), source };
+        let mut head = Vec::new();
+        (&self.file).take(state::HEAD as u64).read_to_end(&mut head).map_err(failed)?;
+        work.has_touched(head.len() as u64);
+        let head = Head::from_bytes(&head).map_err(unusable)?;
+        // It may become longer meanwhile.
+        let mut rest = (&self.file).take(self.len.saturating_sub(state::HEAD as u64));
+        if head.length != rest.limit() {
+            return Err(unusable(StateFileError::Damaged).into());
+        }
+        let (mut body, mut sum) = (Vec::new(), Checksum::default());
+        loop {
+            if work.is_stopped() {
+                return Err(GroundworkError::Stopped);
+            }
+            let before = body.len();
+            let count = (&mut rest).take(PIECE).read_to_end(&mut body).map_err(failed)?;
+            if count == 0 {
+                break;
+            }
+            sum.add(body.get(before..).unwrap_or_default());
+            work.has_touched(count as u64);
+        }
+        head.check(body.len() as u64, sum).map_err(unusable)?;
+        Ok(StateFile::from_body(&body).map_err(unusable)?)
+    }
 }

@@ -235,7 +235,8 @@ impl MemControl {
         mapped
     }
 
-    /// The guest takes the `count` blocks at `at`. `broken_off` is asked between blocks for what to answer in place of going on.
+    /// The guest takes the `count` blocks at `at`. `broken_off` is asked between blocks, and between pieces of large ones, for what
+    /// to answer in place of going on.
     pub(super) fn plug(
         &self,
         at: u64,
@@ -259,7 +260,10 @@ impl MemControl {
             if let Some(outcome) = broken_off() {
                 return Some(outcome);
             }
-            if let Err(error) = self.prepare(&blocks, memory, at, region.block) {
+            if let Err(error) = self.prepare(&blocks, memory, at, region.block, broken_off) {
+                if let Some(outcome) = broken_off() {
+                    return Some(outcome);
+                }
                 let text = format_args!("the guest cannot have the memory at {at:#x} that it is to have");
                 blocks.complaints.add_error(Level::Warn, text, &error);
                 return Some(Outcome::Busy);
@@ -280,9 +284,17 @@ impl MemControl {
         Outcome::Ack
     }
 
-    fn prepare(&self, blocks: &Blocks, memory: &GuestMemoryMmap, at: u64, len: u64) -> Result<(), MemError> {
+    fn prepare(
+        &self,
+        blocks: &Blocks,
+        memory: &GuestMemoryMmap,
+        at: u64,
+        len: u64,
+        broken_off: &dyn Fn() -> Option<Outcome>,
+    ) -> Result<(), MemError> {
         if self.prefault {
-            pages::populate(memory, GuestAddress(at), len).map_err(|source| MemError::Pages { at, source })?;
+            let populated = pages::populate(memory, GuestAddress(at), len, &|| broken_off().is_none());
+            populated.map_err(|source| MemError::Pages { at, source })?;
         }
         let Some(reach) = &blocks.reach else { return Ok(()) };
         let host = host_address(memory, at, len).ok_or(MemError::NoMemory { at })?;

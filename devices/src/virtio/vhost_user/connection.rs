@@ -173,6 +173,13 @@ impl Connection {
         self.most_regions
     }
 
+    /// Most regions of memory with which it can be started. Many servers take more than they have to, and none says so: those
+    /// that cannot say how many they map are told of as many as one message holds.
+    #[must_use]
+    pub fn most_regions_at_start(&self) -> usize {
+        if self.has_slots() { self.most_regions } else { MAX_ATTACHED_FD_ENTRIES }
+    }
+
     /// Whether the other side has not hung up.
     pub(super) fn lives(&self) -> bool {
         let mut waited = [PollFd::new(&self.socket, PollFlags::RDHUP)];
@@ -307,9 +314,8 @@ impl Connection {
     /// Tells of all memory, in place of what the server was told of before.
     fn tell_of(&self, frontend: &mut Frontend, memory: &GuestMemoryMmap) -> Result<(), ConnectionError> {
         let all = regions(memory)?;
-        // Many servers take more than they have to, and none says so.
-        let (one_message, most) =
-            if self.has_slots() { (REGIONS, self.most_regions) } else { (MAX_ATTACHED_FD_ENTRIES, MAX_ATTACHED_FD_ENTRIES) };
+        let most = self.most_regions_at_start();
+        let one_message = if self.has_slots() { REGIONS } else { MAX_ATTACHED_FD_ENTRIES };
         if all.len() > most {
             return Err(ConnectionError::Regions { path: self.path.clone(), regions: all.len(), most });
         }

@@ -23,6 +23,7 @@ use pci::seams::MsiPort;
 use pci::state::{StateError, Writer};
 use thiserror::Error;
 use virtio_bindings::{virtio_blk, virtio_net};
+use vm_memory::{GuestAddressSpace, GuestMemoryBackend};
 
 use super::feature;
 use super::function::{Device, Start, VirtioError, VirtioFunction};
@@ -142,6 +143,10 @@ impl RemoteFunction {
         memory: Memory,
         msi: Arc<dyn MsiPort>,
     ) -> Result<Self, RemoteError> {
+        let (regions, most) = (memory.memory().num_regions(), server.most_regions_at_start());
+        if regions > most {
+            return Err(RemoteError::Regions { name: name.to_owned(), regions, most });
+        }
         let remote = Remote::new(name, spec, server)?;
         Self::with_device(remote, memory, msi).map_err(|source| RemoteError::Function { name: name.to_owned(), source })
     }
@@ -318,6 +323,19 @@ pub enum RemoteError {
         name: String,
         /// The tag.
         tag: String,
+    },
+    /// RAM in more parts than the server maps.
+    #[error(
+        "the server of {name} maps at most {most} regions of memory, and the machine has {regions}: take a server that maps more, or \
+         a machine whose memory has fewer parts (one below 3 GiB, one above 4 GiB, and each that came later)"
+    )]
+    Regions {
+        /// The device.
+        name: String,
+        /// Of RAM.
+        regions: usize,
+        /// At most.
+        most: usize,
     },
     /// The function.
     #[error("cannot make the device {name}")]

@@ -103,6 +103,11 @@ impl Server {
         self.current().memory_grew(memory, unwanted)
     }
 
+    /// Most regions of memory with which it can be started.
+    pub(super) fn most_regions_at_start(&self) -> usize {
+        self.current().most_regions_at_start()
+    }
+
     /// Most regions of memory that it says it can map.
     #[must_use]
     pub fn most_regions(&self) -> usize {

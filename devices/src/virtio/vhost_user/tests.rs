@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pci::testing::FakeMsi;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
@@ -528,6 +529,26 @@ fn a_server_with_slots_for_memory_hears_of_more_regions_than_one_message_has() {
     drop((driver, connection));
     let told = server.end().into_iter().filter(|(request, _)| [5, 37].contains(request));
     assert_eq!(told.map(|(request, value)| (request, value & 0xFF)).collect::<Vec<_>>(), [(5, 8), (37, 0), (37, 0)]);
+}
+
+#[test]
+fn a_server_that_says_that_it_maps_fewer_regions_than_there_are_is_refused_before_a_driver_starts_it() {
+    let with = |protocol: u64, regions: u64| {
+        let server = serve(Manners { protocol, queues: 4, ..GOOD });
+        let connection = server.meet(&folder()).unwrap();
+        let memory: Memory = Memory::new(memory_in_parts(regions));
+        let made = RemoteFunction::new("fs0", &folder(), Arc::clone(&connection), memory, Arc::new(FakeMsi::default()));
+        let error = made.err().map(|error| error.to_string());
+        drop(connection);
+        server.end();
+        error
+    };
+    assert_eq!(with(GOOD.protocol | SLOTS, 4), None);
+    let error = with(GOOD.protocol | SLOTS, 5).unwrap();
+    assert!(error.contains("fs0 maps at most 4 regions of memory, and the machine has 5"), "{error}");
+    // One that cannot say it is tried with as many as a message holds.
+    assert_eq!(with(GOOD.protocol, 9), None);
+    assert!(with(GOOD.protocol, 33).unwrap().contains("at most 32 regions"));
 }
 
 #[test]
