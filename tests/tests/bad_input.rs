@@ -179,3 +179,16 @@ fn a_refused_start_leaves_output_files_as_they_are() {
         assert!(!new.exists());
     }
 }
+
+#[test]
+fn virtual_functions_that_no_guest_could_enable_are_refused() {
+    for (pcie, device, on) in [
+        ("cold-plug=no-port", "stub,id=nic,vfs=2", "rc0"),
+        ("cold-plug=bridge-port", "stub,id=nic,vfs=2", "bridge0"),
+        ("bridges=1", "stub,id=nic,vfs=2,on=bridge0", "bridge0"),
+        ("bridges=1", "stub,id=nic,vfs=2,on=rc0", "rc0"),
+    ] {
+        let of = format!("virtual functions of nic could not be enabled on the bus of {on}");
+        refused_run(&["--pcie", pcie, "--device", device], &[&of, "below a root port or a downstream port", "leave out `vfs`"]);
+    }
+}

@@ -29,6 +29,7 @@ fn devices_come_to_a_conventional_bus_and_leave_when_the_guest_lets_go() {
     server.refuses("stub,attach=pcie", 409, &["no hot-plug port is free", "`bridge0` has 27 of 30"]);
     server.refuses("stub,bar0=1G:mem32", 409, &["`bridge0`", "memory window lacks"]);
     server.refuses("stub,on=bridge0-root", 409, &["not hot-pluggable"]);
+    server.refuses("stub,vfs=2,on=bridge0", 400, &["could not be enabled on the bus of bridge0", "leave out `vfs`"]);
     assert_eq!(server.remove("b"), 204);
     server.process.expect("let go of 02:07.0");
     server.until("PUT vm.remove-device", r#"{"id":"b"}"#, 404);

@@ -164,7 +164,7 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     spec.topology.spare_numbers = config.pcie.bus0_free.unwrap_or(0);
     spec.numa = numa::resolve(config, host)?;
     spec.add_own(own_devices(config, spec.numa.as_ref().map_or(1, |numa| numa.nodes.len())));
-    spec.attach_stubs();
+    spec.attach_stubs()?;
     spec.place_in_nodes(config, host)?;
     let warnings = peers::warnings(config, &spec, host);
     spec.notes.extend(warnings);
@@ -351,8 +351,9 @@ impl Spec {
         }
     }
 
-    /// What stubs show of their place: a link below a port, none on a root bus, nothing of PCI Express on a conventional bus.
-    fn attach_stubs(&mut self) {
+    /// What stubs show of their place: a link below a port, none on a root bus, nothing of PCI Express on a conventional bus. Virtual
+    /// functions are for the first of these.
+    fn attach_stubs(&mut self) -> Result<(), SpecError> {
         let kinds: BTreeMap<&Name, PortKind> = self
             .topology
             .nodes
@@ -367,12 +368,17 @@ impl Spec {
         let with_ari: BTreeSet<&Name> = self.topology.nodes.iter().filter(needs_ari).map(|node| &node.on).collect();
         for node in &self.topology.nodes {
             let Some(Endpoint::Stub(stub)) = self.endpoints.get_mut(&node.name) else { continue };
-            match kinds.get(&node.on) {
+            let above = kinds.get(&node.on);
+            if stub.sriov.is_some() && matches!(above, None | Some(PortKind::PciBridge)) {
+                return Err(SpecError::VirtualFunctions { name: node.name.clone(), on: node.on.clone() });
+            }
+            match above {
                 Some(PortKind::PciBridge) => stub.on = Attachment::Conventional,
                 Some(_) => stub.ari = with_ari.contains(&node.on),
                 None => stub.on = Attachment::RootBus,
             }
         }
+        Ok(())
     }
 
     /// Memory nodes and processors; root complexes get the nodes of their devices.
@@ -484,6 +490,16 @@ pub enum SpecError {
         /// Why.
         #[source]
         source: Box<devices::stub::SpecError>,
+    },
+    /// Virtual functions that no guest could enable.
+    #[error(
+        "virtual functions of {name} could not be enabled on the bus of {on}: put it below a root port or a downstream port (`on=`), or leave out `vfs`"
+    )]
+    VirtualFunctions {
+        /// The device.
+        name: Name,
+        /// The root complex or bridge.
+        on: Name,
     },
     /// A name that nobody has looked up.
     #[error("{name} is a name from CDI files, which `banyan run` reads and this command does not; give the device's address")]

@@ -186,6 +186,9 @@ fn slot(
     functions: &[EndpointSpec],
     promised: &Promised,
 ) -> Result<Found, HotPlugError> {
+    if functions.iter().any(|function| function.sriov.is_some()) {
+        return Err(HotPlugError::VirtualFunctions { on: bus.name.clone(), ports: hierarchy.hot_plug_ports() });
+    }
     // Software takes number 0 of a root bus for the host bridge.
     let least = if matches!(bus.on, Parent::RootComplex(_)) { 1 } else { 0 };
     let mut free = bus.free().filter(|number| *number >= least && promised.by(&bus.name, Some(*number)).is_none());

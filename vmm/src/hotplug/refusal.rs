@@ -74,6 +74,16 @@ pub enum HotPlugError {
         /// What there is.
         ports: PortList,
     },
+    /// Virtual functions that no guest could enable.
+    #[error(
+        "virtual functions could not be enabled on the bus of {on}: name a hot-plug port (`on=`), or leave out `vfs`; {ports}"
+    )]
+    VirtualFunctions {
+        /// The root complex or bridge.
+        on: Name,
+        /// What there is.
+        ports: PortList,
+    },
     /// No conventional bus takes devices.
     #[error("no conventional bus takes devices: start the machine with --pcie hot-plug=bridge-port; {ports}")]
     NoBridge {
@@ -214,6 +224,7 @@ impl HotPlugError {
             | Self::Plug(_) => ErrorKind::Conflict,
             Self::Beside(error) => error.kind(),
             Self::Nothing
+            | Self::VirtualFunctions { .. }
             | Self::Place { .. }
             | Self::Numbers { .. }
             | Self::Function { .. }
