@@ -66,5 +66,24 @@ fn what_a_reset_means_is_the_operators_to_say() {
         server
     };
     create("[guest]\nreset = \"exit\"\n").ends(4);
-    create("").ends(0);
+    create("").ends(4);
+    create("[guest]\nreset = \"reboot\"\n").ends(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_guest_that_panics_ends_the_process_unless_it_may_start_again_or_another_kernel_goes_on() {
+    let ends = |policy: &str, panic: u8, code: i32| {
+        let server = Server::with_policy(policy);
+        let kernel = image("exit.elf");
+        let body = format!(
+            r#"{{"payload":{{"kernel":"{kernel}","cmdline":"panic={panic}"}},"memory":{{"size":67108864}},"serial":{{"mode":"Tty"}},"pvpanic":true}}"#
+        );
+        server.expect("PUT vm.create", &body, 204);
+        server.expect("PUT vm.boot", "", 204);
+        server.ends(code);
+    };
+    ends("", 1, 10);
+    ends("", 2, 0);
+    ends("[guest]\nreset = \"reboot\"\n", 1, 0);
 }

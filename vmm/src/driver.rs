@@ -21,6 +21,8 @@ use crate::working_set;
 pub enum End {
     /// The guest asked.
     Power(PowerEvent),
+    /// The guest's kernel said that it panicked.
+    Panic,
     /// The guest did not serve its watchdog.
     Watchdog,
     /// A vCPU cannot go on.

@@ -68,6 +68,8 @@ pub struct Surroundings {
     pub resume: Arc<dyn Fn() + Send + Sync>,
     /// Hears when the guest's kernel says that it panicked.
     pub panicked: PanicSink,
+    /// That ends the machine.
+    pub ends_at_panic: bool,
 }
 
 /// What a machine is made of, decided before it is made.

@@ -147,6 +147,7 @@ impl Outputs {
             debug_console: self.debug.clone(),
             resume: self.resume(&resume),
             panicked,
+            ends_at_panic: options.no_reboot,
         };
         let mut ground = Some(ground);
         let mut ram: Option<GuestMemoryMmap> = None;

@@ -6,7 +6,8 @@ use api::config::{HotplugMethod, VmConfig};
 use arch::ports;
 use devices::acpi::{self, CpuPorts, EventPorts, HotPlugRegisters, MemoryPorts};
 use devices::legacy::{
-    DebugConsole, DebugExit, KeyboardController, PanicPort, PowerEvent, PowerSink, ResetControl, Serial, SleepControl,
+    DebugConsole, DebugExit, KeyboardController, Panic, PanicPort, PanicSink, PowerEvent, PowerSink, ResetControl, Serial,
+    SleepControl,
 };
 use pci::bar::PORTS;
 use pci::topology::FIRST_PORT;
@@ -79,7 +80,7 @@ pub fn wire(
         // Guests made for QEMU write 1, 2 or 4 bytes.
         bus.add(ports::DEBUG_EXIT, 4, "debug exit", DebugExit::new(power))?;
     }
-    let panic = config.panic_port.then(|| Arc::new(PanicPort::new(Arc::clone(&surroundings.panicked))));
+    let panic = config.panic_port.then(|| Arc::new(PanicPort::new(panic_sink(surroundings, ending))));
     if let Some(panic) = &panic {
         bus.add_shared(ports::PANIC, 1, "panic port", Arc::clone(panic) as _)?;
     }
@@ -99,6 +100,17 @@ pub fn wire(
     let serial = Arc::new(Serial::new(Arc::clone(&surroundings.serial), Box::new(interrupt), Box::new(move || resume())));
     bus.add_shared(ports::SERIAL, ports::SERIAL_LEN, "serial line", serial.clone())?;
     Ok(Wired { ports: bus.0, serial, reset, panic })
+}
+
+/// Who hears that the guest's kernel panicked. A kernel that saves what is left after it is a guest that goes on.
+fn panic_sink(surroundings: &Surroundings, ending: &Arc<Ending>) -> PanicSink {
+    let (told, ending, ends) = (Arc::clone(&surroundings.panicked), Arc::clone(ending), surroundings.ends_at_panic);
+    Arc::new(move |panic| {
+        told(panic);
+        if ends && panic == Panic::Panicked {
+            ending.say(End::Panic);
+        }
+    })
 }
 
 /// Reads a port for a vCPU: 1, 2 or 4 bytes, or as many as a string instruction takes at once. All ones where nobody answers.

@@ -41,6 +41,8 @@ pub mod exit_code {
     pub const RESET: u8 = 4;
     /// Triple fault.
     pub const TRIPLE_FAULT: u8 = 6;
+    /// The guest's kernel said that it panicked, and was not to start again.
+    pub const PANIC: u8 = 10;
     /// KVM could not go on.
     pub const BROKEN: u8 = 8;
     /// Added to the number of a signal.
@@ -319,6 +321,10 @@ pub fn exit_code(end: End) -> u8 {
         End::Watchdog => {
             log::error!("the guest did not serve its watchdog in time, which ends the process");
             exit_code::RESET
+        }
+        End::Panic => {
+            log::error!("the guest's kernel panicked, which ends the process");
+            exit_code::PANIC
         }
         // As a process status keeps it: the low eight bits.
         End::Power(PowerEvent::Exit(value)) => value.wrapping_shl(1) | 1,

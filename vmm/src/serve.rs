@@ -246,6 +246,7 @@ impl State<'_> {
         let why = match end {
             End::Power(PowerEvent::PowerOff) => "the guest powered off".to_owned(),
             End::Power(PowerEvent::Reset) | End::Reboot => "the guest reset itself".to_owned(),
+            End::Panic => "the guest's kernel panicked".to_owned(),
             End::Watchdog => "the guest did not serve its watchdog in time".to_owned(),
             End::Power(PowerEvent::Exit(value)) => format!("the guest wrote {value} to the debug exit port"),
             End::Vcpu(Ended::TripleFault) => "triple fault: the guest's processor had no way to go on".to_owned(),

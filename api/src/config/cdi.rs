@@ -6,6 +6,17 @@ use std::str::FromStr;
 use serde::Deserialize;
 use thiserror::Error;
 
+/// What it costs that a directory or a file is not as it should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CdiMistakes {
+    /// The machine: somebody named the directories for it, or looks at what is said. Directories that are named must exist, and a
+    /// file that cannot be understood keeps the devices that it names from starting.
+    #[default]
+    Refuse,
+    /// A warning: the files are for all machines of a host. A device that is asked for by its name in them has to be found all the same.
+    Warn,
+}
+
 /// A qualified device name (CDI specification, "CDI JSON Specification").
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(try_from = "String")]

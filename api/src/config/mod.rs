@@ -31,7 +31,7 @@ mod vsock;
 pub use balloon::BalloonConfig;
 pub use bar_choice::{BarChoice, BarChoiceError};
 pub use boot::{KernelConfig, Payload};
-pub use cdi::{CdiName, CdiNameError};
+pub use cdi::{CdiMistakes, CdiName, CdiNameError};
 pub use cpu::{CpuConfig, CpuError, CpuTopology};
 pub use cpu_list::{CpuList, CpuListError};
 pub use device::{Attach, CliqueId, DeviceConfig, DeviceError, DeviceKind, VfioConfig};

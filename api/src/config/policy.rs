@@ -19,7 +19,7 @@
 //! premap = true
 //!
 //! [guest]
-//! reset = "exit"                  # reboot or exit
+//! reset = "exit"                  # exit or reboot
 //!
 //! [boot]
 //! answer-after = 6                # seconds from vm.create on
@@ -36,6 +36,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use thiserror::Error;
 
+use super::cdi::CdiMistakes;
 use super::device::{CliqueId, DeviceConfig, DeviceKind};
 use super::flags::choice;
 use super::memory::HugePageSize;
@@ -52,7 +53,7 @@ pub struct Policy {
     pub pcie: PcieConfig,
     /// Where devices go that come while the guest runs and name no port.
     pub hot_plug: HotPlugPlace,
-    /// Directories with CDI files; empty stands for the usual ones.
+    /// Directories with CDI files; empty stands for the usual ones. One that is not there has no files.
     pub cdi_dirs: Vec<PathBuf>,
     /// Size of huge pages, for clients that ask for some and name no size.
     pub hugepage_size: Option<HugePageSize>,
@@ -108,9 +109,10 @@ choice!(
     #[derive(Default)]
     ResetPolicy {
         /// The guest starts again in the same process.
-        #[default]
         Reboot = "reboot",
-        /// The process ends.
+        /// The process ends, also when the guest's kernel says that it panicked: Kata Containers cannot follow a guest that starts
+        /// again.
+        #[default]
         Exit = "exit",
     }
 );
@@ -228,7 +230,8 @@ impl Policy {
     /// A machine of which a client has said nothing yet.
     #[must_use]
     pub fn base(&self) -> VmConfig {
-        let mut base = VmConfig { pcie: self.pcie, cdi_dirs: self.cdi_dirs.clone(), ..VmConfig::default() };
+        let mut base =
+            VmConfig { pcie: self.pcie, cdi_dirs: self.cdi_dirs.clone(), cdi_mistakes: CdiMistakes::Warn, ..VmConfig::default() };
         if self.hot_plug == HotPlugPlace::Bus0 {
             base.pcie.root_hot_plug = true;
             base.pcie.bus0_free.get_or_insert(BUS0_FREE);
@@ -314,7 +317,7 @@ mod tests {
         prefault-threads = 8
         premap = true
         [guest]
-        reset = "exit"
+        reset = "reboot"
         [boot]
         answer-after = 3
         [[device]]
@@ -326,14 +329,15 @@ mod tests {
     #[test]
     fn a_whole_file_says_what_clients_cannot() {
         let policy = Policy::parse("c.toml", WHOLE).unwrap();
-        assert_eq!((policy.hot_plug, policy.reset), (HotPlugPlace::Ports, ResetPolicy::Exit));
+        assert_eq!((policy.hot_plug, policy.reset), (HotPlugPlace::Ports, ResetPolicy::Reboot));
         assert_eq!(policy.answer_after, Duration::from_secs(3));
         let base = policy.base();
         assert_eq!(base.pcie, "topology=host,root-ports=4,bus0-free=20,hotplug-mem=256G".parse().unwrap());
+        assert_eq!(base.cdi_mistakes, CdiMistakes::Warn);
         assert_eq!((base.cdi_dirs, base.memory.hugepages), (vec!["/etc/cdi".into()], Some(HugePageSize::OneGib)));
         assert!(policy.premap && !Policy::default().premap);
         let shown = policy.to_string();
-        for part in ["reset              exit", "1G", "[[device]] 0000:41:00.0", "on port0 clique 2"] {
+        for part in ["reset              reboot", "1G", "[[device]] 0000:41:00.0", "on port0 clique 2"] {
             assert!(shown.contains(part), "{shown}");
         }
     }
@@ -341,7 +345,7 @@ mod tests {
     #[test]
     fn an_empty_file_is_the_same_as_none() {
         assert_eq!(Policy::parse("c.toml", "").unwrap(), Policy::default());
-        assert_eq!(Policy::default().reset, ResetPolicy::Reboot);
+        assert_eq!(Policy::default().reset, ResetPolicy::Exit, "Kata cannot follow a reboot");
         let base = Policy::default().base();
         assert_eq!((base.pcie.root_hot_plug, base.pcie.bus0_free), (true, Some(16)));
     }

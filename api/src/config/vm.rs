@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::balloon::BalloonConfig;
 use super::boot::Payload;
+use super::cdi::CdiMistakes;
 use super::cpu::CpuConfig;
 use super::device::DeviceConfig;
 use super::disk::DiskConfig;
@@ -44,6 +45,8 @@ pub struct VmConfig {
     pub devices: Vec<DeviceConfig>,
     /// Directories with CDI files, the later ones winning. Empty stands for `/etc/cdi` and `/var/run/cdi`.
     pub cdi_dirs: Vec<PathBuf>,
+    /// What mistakes in them cost.
+    pub cdi_mistakes: CdiMistakes,
     /// virtio-blk disks, in this order.
     pub disks: Vec<DiskConfig>,
     /// Width of the guest's physical addresses in bits, at most; by default that of the host.
@@ -80,6 +83,7 @@ impl Default for VmConfig {
             topology: None,
             devices: Vec::new(),
             cdi_dirs: Vec::new(),
+            cdi_mistakes: CdiMistakes::Refuse,
             disks: Vec::new(),
             max_physical_bits: None,
             nets: Vec::new(),

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use api::config::CdiMistakes;
 use pci::address::HostBdf;
 use pci::ids::ClassCode;
 use thiserror::Error;
@@ -25,8 +26,10 @@ pub struct Library {
     pub entries: Vec<Entry>,
     /// Files that say nothing because they cannot be read or understood.
     pub unread: Vec<LoadError>,
-    /// Of those that cannot be understood, what they would speak of.
+    /// Of those that cannot be understood, what they would speak of; none where mistakes cost a warning.
     pub claims: Vec<Claims>,
+    /// What mistakes cost.
+    pub mistakes: CdiMistakes,
 }
 
 /// What a file that cannot be understood would speak of.
@@ -39,14 +42,22 @@ pub struct Claims {
 }
 
 impl Library {
-    /// Reads `directories`. One that is not there has no files, if `must_exist` does not say otherwise.
-    pub fn load(directories: &[PathBuf], must_exist: bool) -> Result<Self, LoadError> {
-        let mut library = Self::default();
+    /// Reads `directories`. One that is not there has no files, unless somebody has `named` it and mistakes are refused.
+    pub fn load(directories: &[PathBuf], named: bool, mistakes: CdiMistakes) -> Result<Self, LoadError> {
+        let mut library = Self { mistakes, ..Self::default() };
+        let (warn, must_exist) = (mistakes == CdiMistakes::Warn, named && mistakes == CdiMistakes::Refuse);
         for directory in directories {
             let found = match in_directory(directory) {
                 Ok(found) => found,
                 Err(source) if source.kind() == io::ErrorKind::NotFound && !must_exist => continue,
-                Err(source) => return Err(LoadError::Directory { path: directory.clone(), source }),
+                Err(source) => {
+                    let error = LoadError::Directory { path: directory.clone(), source };
+                    if !warn {
+                        return Err(error);
+                    }
+                    library.unread.push(error);
+                    continue;
+                }
             };
             let mut added = Vec::new();
             for file in found {
@@ -54,7 +65,9 @@ impl Library {
                     Ok(text) => match parse::parse(&file, &text) {
                         Ok(entries) => added.extend(entries),
                         Err(why) => {
-                            library.claims.push(Claims { functions: parse::mentioned(&text), why: why.clone() });
+                            if !warn {
+                                library.claims.push(Claims { functions: parse::mentioned(&text), why: why.clone() });
+                            }
                             library.unread.push(why.into());
                         }
                     },
@@ -70,16 +83,26 @@ impl Library {
     /// What is wrong with files and entries, for a user who may miss them.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
-        let unread = self.unread.iter().map(|error| format!("{error}; the devices of this file are not known"));
+        let unread = self.unread.iter().map(|error| match error {
+            LoadError::Directory { .. } => format!("{error}; its devices are not known"),
+            _ => format!("{error}; the devices of this file are not known"),
+        });
         let faulty = self.entries.iter().filter_map(|entry| {
             let error = entry.annotations.as_ref().err()?;
             Some(format!("{error}; the device {} cannot be used", entry.name))
         });
         let twice = self.entries.iter().enumerate().filter_map(|(index, entry)| {
             let first = self.entries.iter().take(index).find(|earlier| earlier.name == entry.name)?;
-            Some(format!("two CDI files name the device {}: {} and {}", entry.name, first.source, entry.source))
+            let cost = if self.mistakes == CdiMistakes::Warn { "; what they say is not followed" } else { "" };
+            Some(format!("two CDI files name the device {}: {} and {}{cost}", entry.name, first.source, entry.source))
         });
         unread.chain(faulty).chain(twice).collect()
+    }
+
+    /// Entries that say something of the devices that they name: where mistakes cost a warning, none whose name is there twice.
+    pub fn speaking(&self) -> impl Iterator<Item = &Entry> {
+        let named = |entry: &Entry| self.entries.iter().filter(|other| other.name == entry.name).count();
+        self.entries.iter().filter(move |entry| self.mistakes == CdiMistakes::Refuse || named(entry) == 1)
     }
 }
 
@@ -159,7 +182,7 @@ pub enum LoadError {
         source: io::Error,
     },
     /// A directory.
-    #[error("cannot read the directory {path}: give --cdi-dir one that can be read", path = path.display())]
+    #[error("cannot read the directory {path}: name one with CDI files that can be read", path = path.display())]
     Directory {
         /// Which.
         path: PathBuf,

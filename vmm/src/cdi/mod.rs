@@ -31,7 +31,7 @@ pub fn apply(config: &VmConfig) -> Result<(VmConfig, Notes), CdiError> {
 
 /// The same for a recorded host. The default directories speak of this host and are not read.
 pub fn apply_in(tree: &HostTree, config: &VmConfig) -> Result<(VmConfig, Notes), CdiError> {
-    let library = Library::load(&config.cdi_dirs, true)?;
+    let library = Library::load(&config.cdi_dirs, true, config.cdi_mistakes)?;
     apply_library(&library, &load::recorded(tree), config)
 }
 
@@ -40,11 +40,10 @@ fn apply_below(sysfs: &Path, config: &VmConfig) -> Result<(VmConfig, Notes), Cdi
     if in_file.chain(&config.devices).all(|device| matches!(device.kind, DeviceKind::Stub(_))) {
         return Ok((config.clone(), Notes::new()));
     }
-    let library = if config.cdi_dirs.is_empty() {
-        Library::load(&load::DIRECTORIES.map(PathBuf::from), false)?
-    } else {
-        Library::load(&config.cdi_dirs, true)?
-    };
+    let named = !config.cdi_dirs.is_empty();
+    let usual = load::DIRECTORIES.map(PathBuf::from);
+    let directories = if named { &config.cdi_dirs[..] } else { &usual };
+    let library = Library::load(directories, named, config.cdi_mistakes)?;
     apply_library(&library, &load::functions(sysfs)?, config)
 }
 

@@ -80,7 +80,7 @@ impl Resolver<'_> {
             return Err(ResolveError::Claimed { at, why: file.why.clone() });
         }
         let (mut clique, mut attach) = (None, None);
-        let others = self.library.entries.iter().filter(|entry| asked.is_none_or(|asked| !std::ptr::eq(asked, *entry)));
+        let others = self.library.speaking().filter(|entry| asked.is_none_or(|asked| !std::ptr::eq(asked, *entry)));
         for entry in asked.into_iter().chain(others) {
             let asked_for = asked.is_some_and(|asked| std::ptr::eq(asked, entry));
             let functions = match &entry.annotations {

@@ -1,5 +1,7 @@
 use std::fs;
 
+use api::config::CdiMistakes;
+
 use super::*;
 use crate::host::fake::{FakeFunction, FakeHost};
 use crate::spec;
@@ -62,7 +64,7 @@ fn the_published_file_of_two_nics_works_as_it_stands() {
 #[test]
 fn the_sample_files_are_read_without_a_remark() {
     let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../resources/cdi");
-    let library = Library::load(&[samples], true).unwrap();
+    let library = Library::load(&[samples], true, CdiMistakes::Refuse).unwrap();
     let names: Vec<String> = library.entries.iter().map(|entry| entry.name.to_string()).collect();
     assert_eq!(names, ["mellanox.com/nic=nic0", "mellanox.com/nic=nic1", "nvidia.com/gpu=gpu0", "nvidia.com/gpu=pair0"]);
     assert_eq!(library.notes(), Vec::<String>::new());
@@ -119,6 +121,51 @@ fn a_directory_that_is_named_must_exist() {
         VmConfig { devices: vec!["41:00.0".parse().unwrap()], cdi_dirs: vec!["/nonexistent/cdi".into()], ..VmConfig::default() };
     let error = apply_below(dpu_host().sysfs(), &config).unwrap_err().to_string();
     assert!(error.contains("cannot read the directory /nonexistent/cdi"), "{error}");
+}
+
+/// What the shipped policy for Kata Containers makes of `devices`, with its two directories below `root`.
+fn by_the_shipped_policy(root: &Path, devices: &[&str]) -> Result<(Vec<String>, Notes), CdiError> {
+    let mut policy = api::config::Policy::parse("config.toml", include_str!("../../../resources/kata/config.toml")).unwrap();
+    let usual: Vec<PathBuf> = load::DIRECTORIES.iter().map(PathBuf::from).collect();
+    assert_eq!(policy.cdi_dirs, usual);
+    policy.cdi_dirs.iter_mut().for_each(|path| *path = root.join(path.strip_prefix("/").unwrap()));
+    let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
+    let (config, notes) = apply_below(dpu_host().sysfs(), &VmConfig { devices, ..policy.base() })?;
+    Ok((config.devices.iter().map(ToString::to_string).collect(), notes))
+}
+
+#[test]
+fn a_policys_directories_need_not_exist_and_what_is_wrong_in_them_costs_a_warning() {
+    let root = tempfile::tempdir().unwrap();
+    let (gpu, plain) = (["41:00.0,id=vfio-1"], vec!["path=0000:41:00.0,id=vfio-1".to_owned()]);
+    assert_eq!(by_the_shipped_policy(root.path(), &gpu).unwrap(), (plain.clone(), Notes::new()));
+
+    let directory = root.path().join("etc/cdi");
+    fs::create_dir_all(&directory).unwrap();
+    let write = |name: &str, text: &str| fs::write(directory.join(name), text).unwrap();
+    write("broken.yaml", &format!("{SEED_GPU}]\n"));
+    let (devices, notes) = by_the_shipped_policy(root.path(), &gpu).unwrap();
+    assert_eq!((&devices, notes.len()), (&plain, 1), "{notes:?}");
+    assert!(notes[0].contains("broken.yaml:") && notes[0].ends_with("the devices of this file are not known"), "{notes:?}");
+    let error = by_the_shipped_policy(root.path(), &["nvidia.com/gpu=gpu0"]).unwrap_err().to_string();
+    assert!(error.contains("no CDI file names the device nvidia.com/gpu=gpu0") && error.contains("broken.yaml"), "{error}");
+
+    write("broken.yaml", SEED_GPU);
+    write("other.yaml", &SEED_GPU.replace("“0”", "“5”"));
+    let (devices, notes) = by_the_shipped_policy(root.path(), &gpu).unwrap();
+    assert_eq!((&devices, notes.len()), (&plain, 1), "{notes:?}");
+    assert!(notes[0].ends_with("; what they say is not followed"), "{notes:?}");
+    let error = by_the_shipped_policy(root.path(), &["nvidia.com/gpu=gpu0"]).unwrap_err().to_string();
+    assert!(error.contains("two CDI files name the device"), "{error}");
+
+    // Two devices with names of their own that say different things of one function.
+    write("other.yaml", &SEED_GPU.replace("“0”", "“5”").replace("gpu0", "gpu1"));
+    let error = by_the_shipped_policy(root.path(), &gpu).unwrap_err().to_string();
+    assert!(error.contains("disagree on `clique-id`") && error.contains("other.yaml"), "{error}");
+    fs::remove_dir_all(&directory).unwrap();
+    fs::write(&directory, "a file in the place of a directory").unwrap();
+    let (devices, notes) = by_the_shipped_policy(root.path(), &gpu).unwrap();
+    assert_eq!((devices, notes.len()), (plain, 1), "{notes:?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use api::config::{Attach, DeviceConfig, DeviceKind};
+use api::config::{Attach, CdiMistakes, DeviceConfig, DeviceKind};
 use pci::address::HostBdf;
 use pci::caps::clique::Clique;
 use serde_json::{Value, json};
@@ -90,7 +90,7 @@ fn written(files: &[SpecFile], options: &GenerateOptions) -> Result<String, CdiC
         FileFormat::Json => ("json", "yaml"),
     };
     let replaced: Vec<PathBuf> = files.iter().flat_map(|file| [named(file, ending), named(file, other)]).collect();
-    let library = Library::load(std::slice::from_ref(folder), true)?;
+    let library = Library::load(std::slice::from_ref(folder), true, CdiMistakes::Refuse)?;
     for entry in library.entries.iter().filter(|entry| !replaced.contains(&entry.source.file)) {
         if files.iter().flat_map(|file| &file.devices).any(|device| device.name == entry.name) {
             return Err(CdiCommandError::Taken { name: entry.name.to_string(), at: entry.source.clone() });

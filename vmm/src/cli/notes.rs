@@ -22,6 +22,7 @@ Exit codes:
   4      the guest reset itself and --no-reboot was given
   6      triple fault: the guest's processor had no way to go on
   8      KVM could not go on, as with an instruction that it does not emulate
+  10     the guest's kernel said by the panic port of vm.create that it panicked
   odd    with --debug-exit: 2 * N + 1, N being what the guest wrote to port 0xF4
   128+S  ended by signal S: 129 SIGHUP, 130 SIGINT, 131 SIGQUIT, 143 SIGTERM
 

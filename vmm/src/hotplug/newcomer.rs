@@ -24,7 +24,8 @@ use crate::pci_bus::PciBus;
 pub(super) fn functions(config: &VmConfig, device: &[DeviceConfig]) -> Result<Vec<(DeviceConfig, u8)>, HotPlugError> {
     let mut functions = Vec::new();
     for asked in device {
-        let wanted = VmConfig { devices: vec![asked.clone()], cdi_dirs: config.cdi_dirs.clone(), ..VmConfig::default() };
+        let (cdi_dirs, cdi_mistakes) = (config.cdi_dirs.clone(), config.cdi_mistakes);
+        let wanted = VmConfig { devices: vec![asked.clone()], cdi_dirs, cdi_mistakes, ..VmConfig::default() };
         let (found, notes) = cdi::apply(&wanted)?;
         notes.iter().for_each(|note| log::warn!("{note}"));
         match found.devices.as_slice() {
