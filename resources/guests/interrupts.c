@@ -1,5 +1,6 @@
 /* Interrupts of every stub that has a register page, rung by its doorbell: MSI-X with masks and pending bits, MSI with
- * its vectors, INTx by level through the I/O interrupt controller. Prints `tested PLACE KIND` for each. */
+ * its vectors, INTx by level through the I/O interrupt controller; then those of its virtual functions. Prints `tested PLACE
+ * KIND` for each. */
 #include "device.h"
 #include "ioapic.h"
 #include "runtime.h"
@@ -140,6 +141,34 @@ static void test_intx(struct function *function) {
     interrupt_hook = NULL;
 }
 
+/* Enables the virtual functions of a physical one, all of which have a register page, and tests each. Their BARs lie where its
+ * SR-IOV capability says (PCIe 6.0, 9.3.3.14). */
+static void test_virtual_functions(place physical) {
+    enum { SRIOV = 0x10, ENABLE = 1, MEMORY = 8 };
+    u32 start = find_extended_capability(physical, SRIOV);
+    if (!start)
+        return;
+    u32 count = config_read(physical, start + 0xe, 2), bar = start + 0x24;
+    u32 base = config_read(physical, bar, 4);
+    config_write(physical, bar, 4, 0xffffffff);
+    u32 size = ~(config_read(physical, bar, 4) & ~0xfu) + 1;
+    config_write(physical, bar, 4, base);
+    require((base & 7) == 0 && size >= 4096, "%s: VF BAR 0 is no 32-bit memory", place_name(physical));
+    config_write(physical, start + 0x10, 2, count);
+    config_write(physical, start + 8, 2, ENABLE | MEMORY);
+    u32 first = config_read(physical, start + 0x14, 2), stride = config_read(physical, start + 0x16, 2);
+    for (u32 i = 0; i < count; i++) {
+        struct function function = {.at = physical + first + i * stride, .parent = -1};
+        function.bars[0] = (struct bar){.kind = BAR_MEM32, .base = (base & ~0xfu) + i * size, .size = size};
+        reach(function.bars[0].base, size);
+        require(read32(stub_address(&function, STUB_MAGIC)) == STUB_MAGIC_VALUE, "%s has no register page", place_name(function.at));
+        config_write(function.at, COMMAND, 2, BUS_MASTER);
+        test_msix(&function);
+        config_write(function.at, COMMAND, 2, 0);
+    }
+    config_write(physical, start + 8, 2, 0);
+}
+
 void guest(void) {
     pci_start();
     walk();
@@ -160,6 +189,7 @@ void guest(void) {
         else
             say("nothing to test at %s\n", place_name(function->at));
         config_write(function->at, COMMAND, 2, DECODE_MEMORY | INTX_OFF);
+        test_virtual_functions(function->at);
     }
     require(n, "no stub with a register page");
 }

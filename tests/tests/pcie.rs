@@ -23,6 +23,17 @@ fn interrupts_arrive_by_msix_msi_and_wire() {
     assert_eq!(outcome.stdout.matches("tested ").count(), 4, "{outcome}");
 }
 
+/// Also where they are on the bus behind that of the physical function.
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn interrupts_of_virtual_functions_arrive() {
+    for offset in ["8", "300"] {
+        let device = format!("stub,bar0=64K:mem32,msix=4,dma=on,vfs=3,vf-offset={offset},vf-stride=2,vf-bars=[0:16K:mem32]");
+        let outcome = Guest::new("interrupts").with(&["--device", &device]).passes();
+        assert_eq!(outcome.stdout.matches("tested ").count(), 4, "{outcome}");
+    }
+}
+
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn case_d1_every_size_of_msi_works_without_msix() {

@@ -30,7 +30,7 @@ pub struct StubConfig {
     pub interrupt: InterruptConfig,
     /// It can be reset by itself (function-level reset).
     pub flr: bool,
-    /// The first page of BAR 0 holds registers of a copy engine and a doorbell.
+    /// The first page of BAR 0 holds registers of a copy engine and a doorbell; that of VF BAR 0 as well, if it has room.
     pub dma: bool,
 }
 

@@ -108,8 +108,8 @@ impl StubSpec {
         }
     }
 
-    /// What its virtual functions are: memory behind the VF BARs and MSI-X like its own, if that has room there. `None` if it has
-    /// none that can be enabled.
+    /// What its virtual functions are: memory behind the VF BARs, and MSI-X and control registers like its own, as far as these have
+    /// room there. Copies need bus mastering of both functions. `None` if it has none that can be enabled.
     #[must_use]
     pub fn virtual_function(&self) -> Option<Self> {
         let (sriov, Attachment::Link(link)) = (self.sriov?, self.on) else { return None };
@@ -126,9 +126,11 @@ impl StubSpec {
             flr: true,
             dma: false,
         };
-        let with_messages = Self { interrupt: self.interrupt, ..plain.clone() };
-        let has_room = matches!(self.interrupt, StubInterrupt::MsiX { .. }) && with_messages.layout().is_ok();
-        Some(if has_room { with_messages } else { plain })
+        let messages = Some(self.interrupt).filter(|interrupt| matches!(interrupt, StubInterrupt::MsiX { .. }));
+        let wishes = [(messages, self.dma), (messages, false), (None, self.dma)];
+        let mut wished =
+            wishes.map(|(messages, dma)| Self { interrupt: messages.unwrap_or_default(), dma, ..plain.clone() }).into_iter();
+        Some(wished.find(|wished| wished.layout().is_ok()).unwrap_or(plain))
     }
 
     /// Checks everything and places the trapped pages.

@@ -376,7 +376,11 @@ fn virtual_functions_have_memory_of_their_own_behind_trapped_bars_and_messages_w
     let small = StubSpec { sriov: Some(sriov([vf_bar(4096), None, None, None, None, None])), ..physical.clone() };
     assert_eq!(physical.virtual_function().unwrap().interrupt, physical.interrupt);
     assert_eq!(small.virtual_function().unwrap().interrupt, StubInterrupt::MsiX { vectors: 4 }, "a page is enough for four");
-    let many = StubSpec { interrupt: StubInterrupt::MsiX { vectors: 2048 }, ..small };
+    let many = StubSpec { interrupt: StubInterrupt::MsiX { vectors: 2048 }, ..small.clone() };
     assert_eq!(many.virtual_function().unwrap().interrupt, StubInterrupt::None);
+    for (physical, messages, control) in [(&physical, true, true), (&small, true, false), (&many, false, true)] {
+        let made = StubSpec { dma: true, ..physical.clone() }.virtual_function().unwrap();
+        assert_eq!((made.interrupt != StubInterrupt::None, made.dma), (messages, control), "{:?}", physical.sriov);
+    }
     assert_eq!(StubSpec { on: Attachment::RootBus, ..physical }.virtual_function(), None);
 }

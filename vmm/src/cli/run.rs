@@ -178,7 +178,7 @@ pub(super) struct RunArguments {
     ///   intx=A               pin A to D [default: no interrupt]
     ///   flr=on|off           function-level reset [default: on]
     ///   dma=on|off           copy engine and doorbell in the first page
-    ///                        of BAR 0 [default: off]
+    ///                        of BAR 0, and of VF BAR 0 [default: off]
     #[arg(long = "device", value_name = "DEVICE[,KEY=VALUE...]", value_parser = keyed::<DeviceConfig>, help_heading = PCIE)]
     #[arg(verbatim_doc_comment)]
     devices: Vec<DeviceConfig>,
