@@ -28,8 +28,7 @@ pub fn start(level: LevelFilter, file: Option<File>) {
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        let chatter = metadata.target().starts_with(devices::vfio::CHATTY_LOG_TARGET) && metadata.level() > Level::Error;
-        metadata.level() <= log::max_level() && (!chatter || log::max_level() >= LevelFilter::Debug)
+        metadata.level() <= log::max_level()
     }
 
     fn log(&self, record: &Record<'_>) {

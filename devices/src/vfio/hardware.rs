@@ -1,31 +1,26 @@
-//! A function that the kernel's vfio-pci holds, by the legacy group interface. One of the two users of the vfio-ioctls crate;
-//! register accesses and interrupts go past it, since it keeps their errors to itself.
+//! A function that the kernel's vfio-pci holds, by the legacy group interface.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::io::{pread, pwrite};
 use thiserror::Error;
-use vfio_bindings::bindings::vfio::{
-    VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_NORESIZE, VFIO_PCI_CONFIG_REGION_INDEX,
-    VFIO_REGION_INFO_FLAG_MMAP,
-};
-use vfio_ioctls::{VfioDevice, VfioError as CrateError, VfioRegionInfoCap};
+use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_CONFIG_REGION_INDEX};
 
 use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, Resetter};
 use super::ioctl;
-use super::iommu::{Domain, Member};
+use super::iommu::{Domain, GroupError, Member};
+use super::region_info::Region;
 
 const _: () = assert!(CONFIG == VFIO_PCI_CONFIG_REGION_INDEX);
 
-/// Log target of the vfio-ioctls crate, which warns of interrupts that a device rightly lacks. What matters comes back as an
-/// error.
-pub const CHATTY_LOG_TARGET: &str = "vfio_ioctls";
-
 /// A function opened through its IOMMU group.
 pub struct Hardware {
-    device: VfioDevice,
+    /// Closed before the function leaves its group.
+    file: OwnedFd,
+    /// From region 0 to the configuration space.
+    regions: Vec<Region>,
     can_reset: bool,
     _member: Member,
 }
@@ -34,47 +29,39 @@ impl Hardware {
     /// Opens the function whose sysfs directory is `path` (it ends in the address) for `name`, in `domain`. Functions of one
     /// group share it. The kernel resets the function if it can.
     pub fn open(name: &str, path: &Path, domain: &Domain) -> Result<Self, OpenError> {
-        let (device, member) = domain.attach(name, path).map_err(|error| OpenError::new(name, error))?;
-        let can_reset = ioctl::flags(borrow(&device)) & VFIO_DEVICE_FLAGS_RESET != 0;
-        Ok(Self { device, can_reset, _member: member })
+        let (file, member) = domain.attach(name, path).map_err(|error| OpenError::new(name, error))?;
+        let fd = file.as_fd();
+        let can_reset = ioctl::flags(fd) & VFIO_DEVICE_FLAGS_RESET != 0;
+        // A region that the kernel does not tell of is one that the device does not have.
+        let region = |index| ioctl::region_info(fd, index).map(|info| Region::parse(&info)).unwrap_or_default();
+        let regions = (0..=CONFIG).map(region).collect();
+        Ok(Self { file, regions, can_reset, _member: member })
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        borrow(&self.device)
+        self.file.as_fd()
+    }
+
+    fn region(&self, index: RegionIndex) -> Option<&Region> {
+        usize::try_from(index).ok().and_then(|index| self.regions.get(index))
     }
 
     /// Where `len` bytes at `offset` of a region lie in the device's file.
     fn position(&self, index: RegionIndex, offset: u64, len: usize) -> io::Result<u64> {
         let end = u64::try_from(len).ok().and_then(|len| offset.checked_add(len));
-        if end.is_none_or(|end| end > self.size(index)) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "past the end of the region"));
-        }
-        Ok(self.device.get_region_offset(index) + offset)
+        let region = self.region(index).filter(|region| end.is_some_and(|end| end <= region.size));
+        let at = region.and_then(|region| region.at.checked_add(offset));
+        at.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "past the end of the region"))
     }
-}
-
-fn borrow(device: &VfioDevice) -> BorrowedFd<'_> {
-    // SAFETY: the device keeps its descriptor open for as long as it lives, and the result borrows it.
-    unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) }
 }
 
 impl HostDevice for Hardware {
     fn size(&self, index: RegionIndex) -> u64 {
-        if index > CONFIG { 0 } else { self.device.get_region_size(index) }
+        self.region(index).map_or(0, |region| region.size)
     }
 
     fn mappable(&self, index: RegionIndex) -> Vec<Area> {
-        if index > CONFIG || self.device.get_region_flags(index) & VFIO_REGION_INFO_FLAG_MMAP == 0 {
-            return Vec::new();
-        }
-        let sparse = self.device.get_region_caps(index).into_iter().find_map(|capability| match capability {
-            VfioRegionInfoCap::SparseMmap(sparse) => Some(sparse.areas),
-            _ => None,
-        });
-        match sparse {
-            Some(areas) => areas.iter().map(|area| Area { offset: area.offset, len: area.size }).collect(),
-            None => vec![Area { offset: 0, len: self.size(index) }],
-        }
+        self.region(index).map_or_else(Vec::new, |region| region.mappable.clone())
     }
 
     fn read(&mut self, index: RegionIndex, offset: u64, data: &mut [u8]) -> io::Result<()> {
@@ -94,15 +81,11 @@ impl HostDevice for Hardware {
     }
 
     fn file(&self, index: RegionIndex) -> Option<(BorrowedFd<'_>, u64)> {
-        Some((self.fd(), self.device.get_region_offset(index)))
+        Some((self.fd(), self.region(index)?.at))
     }
 
     fn irqs(&self, kind: IrqKind) -> Irqs {
-        let info = self.device.get_irq_info(ioctl::irq_index(kind)).filter(|info| info.flags & VFIO_IRQ_INFO_EVENTFD != 0);
-        info.map_or_else(Irqs::default, |info| Irqs {
-            count: u16::try_from(info.count).unwrap_or(u16::MAX),
-            growable: info.flags & VFIO_IRQ_INFO_NORESIZE == 0,
-        })
+        ioctl::irqs(self.fd(), kind)
     }
 
     fn set_triggers(&mut self, kind: IrqKind, start: u16, events: &[Option<BorrowedFd<'_>>]) -> io::Result<()> {
@@ -165,33 +148,45 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+    /// It has no group.
+    #[error("device {name}: it is in no IOMMU group; switch the IOMMU on in the host's firmware and kernel")]
+    NoGroup {
+        /// The device.
+        name: String,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
     /// Any other step.
-    #[error("device {name}: cannot be opened by VFIO; see the kernel log")]
+    #[error("device {name}: VFIO cannot {step}; see the kernel log")]
     Kernel {
         /// The device.
         name: String,
-        /// The step and the kernel's reason.
+        /// What it cannot do.
+        step: &'static str,
+        /// The kernel's reason.
         #[source]
-        source: CrateError,
+        source: io::Error,
     },
 }
 
 impl OpenError {
-    fn new(name: &str, error: CrateError) -> Self {
+    fn new(name: &str, error: GroupError) -> Self {
         let name = name.to_owned();
         match error {
-            CrateError::OpenGroup(source, group) => {
+            GroupError::File { path, source } => {
                 let advice = match source.kind() {
                     io::ErrorKind::PermissionDenied => "give this user read and write access to it (chown, or a udev rule)",
                     io::ErrorKind::NotFound => "load the module vfio-pci and bind the group's devices to it",
                     io::ErrorKind::ResourceBusy => "another process uses the group; end it",
                     _ => "see the kernel log",
                 };
-                Self::Group { name, path: Path::new("/dev/vfio").join(group), advice, source }
+                Self::Group { name, path, advice, source }
             }
-            CrateError::GroupViable => Self::NotViable { name },
-            CrateError::ContainerSetIOMMU(source) => Self::Iommu { name, source: source.into() },
-            source => Self::Kernel { name, source },
+            GroupError::Absent { source } => Self::NoGroup { name, source },
+            GroupError::NotViable => Self::NotViable { name },
+            GroupError::Iommu { source } => Self::Iommu { name, source },
+            GroupError::Step { step, source } => Self::Kernel { name, step, source },
         }
     }
 }
@@ -208,7 +203,7 @@ mod tests {
             [(libc::EACCES, "read and write access"), (libc::ENOENT, "vfio-pci"), (libc::EBUSY, "another process")]
         {
             let source = io::Error::from_raw_os_error(errno);
-            let error = OpenError::new("gpu0", CrateError::OpenGroup(source, "26".into()));
+            let error = OpenError::new("gpu0", GroupError::File { path: "/dev/vfio/26".into(), source });
             let text = error.to_string();
             assert!(text.contains("gpu0") && text.contains("/dev/vfio/26") && text.contains(advice), "{text}");
             assert!(error.source().unwrap().to_string().contains(&format!("os error {errno}")));

@@ -1,21 +1,105 @@
-//! VFIO calls that the vfio-ioctls crate lacks or hides the result of: interrupts from any vector on, reset.
+//! VFIO's calls for groups and devices (linux: include/uapi/linux/vfio.h). The vfio-ioctls crate has those for containers; its
+//! devices share no group, and keep the kernel's errors to themselves.
 
+use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use vfio_bindings::bindings::vfio::{
-    VFIO_BASE, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE,
-    VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_TYPE, vfio_device_info,
+    VFIO_BASE, VFIO_GROUP_FLAGS_VIABLE, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_NORESIZE, VFIO_IRQ_SET_ACTION_TRIGGER,
+    VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_INTX_IRQ_INDEX,
+    VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_TYPE, VFIO_TYPE1v2_IOMMU, vfio_device_info, vfio_group_status,
+    vfio_irq_info,
 };
-use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ref, ioctl_with_ptr};
+use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ptr, ioctl_with_ref, ioctl_with_val};
 use vmm_sys_util::ioctl_io_nr;
 
-use super::host::IrqKind;
+use super::host::{IrqKind, Irqs};
+use super::info::Info;
 
+ioctl_io_nr!(VFIO_SET_IOMMU, u32::from(VFIO_TYPE), VFIO_BASE + 2);
+ioctl_io_nr!(VFIO_GROUP_GET_STATUS, u32::from(VFIO_TYPE), VFIO_BASE + 3);
+ioctl_io_nr!(VFIO_GROUP_SET_CONTAINER, u32::from(VFIO_TYPE), VFIO_BASE + 4);
+ioctl_io_nr!(VFIO_GROUP_UNSET_CONTAINER, u32::from(VFIO_TYPE), VFIO_BASE + 5);
+ioctl_io_nr!(VFIO_GROUP_GET_DEVICE_FD, u32::from(VFIO_TYPE), VFIO_BASE + 6);
 ioctl_io_nr!(VFIO_DEVICE_GET_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 7);
-ioctl_io_nr!(VFIO_IOMMU_GET_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 12);
+ioctl_io_nr!(VFIO_DEVICE_GET_REGION_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 8);
+ioctl_io_nr!(VFIO_DEVICE_GET_IRQ_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 9);
 ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, u32::from(VFIO_TYPE), VFIO_BASE + 10);
 ioctl_io_nr!(VFIO_DEVICE_RESET, u32::from(VFIO_TYPE), VFIO_BASE + 11);
+ioctl_io_nr!(VFIO_IOMMU_GET_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 12);
+
+/// Whether all members of a group are bound to drivers that leave them alone.
+pub fn is_viable(group: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut status = vfio_group_status { argsz: size(size_of::<vfio_group_status>()), flags: 0 };
+    // SAFETY: `argsz` is the size of `status`, which outlives the call; the kernel writes no further.
+    done(unsafe { ioctl_with_mut_ref(&group, VFIO_GROUP_GET_STATUS(), &mut status) })?;
+    Ok(status.flags & VFIO_GROUP_FLAGS_VIABLE != 0)
+}
+
+/// Puts a group into a container.
+pub fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: the kernel reads one descriptor, of which it checks the kind.
+    done(unsafe { ioctl_with_ref(&group, VFIO_GROUP_SET_CONTAINER(), &container.as_raw_fd()) })
+}
+
+/// Takes a group out of its container; it must have no device that is open.
+pub fn unset_container(group: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: VFIO_GROUP_UNSET_CONTAINER takes no argument.
+    done(unsafe { ioctl(&group, VFIO_GROUP_UNSET_CONTAINER()) })
+}
+
+/// Makes a container, which has a group, a domain of type 1, version 2.
+pub fn set_iommu(container: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: VFIO_SET_IOMMU takes a number.
+    done(unsafe { ioctl_with_val(&container, VFIO_SET_IOMMU(), VFIO_TYPE1v2_IOMMU.into()) })
+}
+
+/// Opens the device of a group that sysfs calls `address`.
+pub fn device(group: BorrowedFd<'_>, address: &CStr) -> io::Result<OwnedFd> {
+    // SAFETY: `address` ends in a zero byte and outlives the call; the kernel only reads it.
+    let opened = unsafe { ioctl_with_ptr(&group, VFIO_GROUP_GET_DEVICE_FD(), address.as_ptr()) };
+    if opened < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made the descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+}
+
+/// What the kernel tells of a region: struct vfio_region_info and its capabilities.
+pub fn region_info(device: BorrowedFd<'_>, index: u32) -> io::Result<Info> {
+    const WORDS: usize = 4;
+    const LIMIT: usize = 1 << 16;
+    let mut words = vec![0u64; WORDS];
+    // Again when the kernel has more to say than there was room for.
+    for _ in 0..2 {
+        let bytes = words.len() * 8;
+        words.fill(0);
+        // The low halves of the first words are argsz and index.
+        words.iter_mut().zip([size(bytes), index]).for_each(|(word, value)| *word = value.into());
+        // SAFETY: `argsz` in the first word is the length of `words`, which outlive the call; the kernel writes no further.
+        done(unsafe { ioctl_with_mut_ptr(&device, VFIO_DEVICE_GET_REGION_INFO(), words.as_mut_ptr()) })?;
+        let info = Info::new(&words);
+        let wanted = info.dword(0).and_then(|argsz| usize::try_from(argsz).ok()).unwrap_or(0).min(LIMIT);
+        if wanted <= bytes {
+            return Ok(info);
+        }
+        words = vec![0; wanted.div_ceil(8)];
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "a region's capabilities grow while they are read"))
+}
+
+/// What interrupts of `kind` the device has; none when the kernel cannot signal them.
+pub fn irqs(device: BorrowedFd<'_>, kind: IrqKind) -> Irqs {
+    let argsz = size(size_of::<vfio_irq_info>());
+    let mut info = vfio_irq_info { argsz, flags: 0, index: irq_index(kind), count: 0 };
+    // SAFETY: `argsz` is the size of `info`, which outlives the call; the kernel writes no further.
+    let told = unsafe { ioctl_with_mut_ref(&device, VFIO_DEVICE_GET_IRQ_INFO(), &mut info) };
+    if told != 0 || info.flags & VFIO_IRQ_INFO_EVENTFD == 0 {
+        return Irqs::default();
+    }
+    Irqs { count: u16::try_from(info.count).unwrap_or(u16::MAX), growable: info.flags & VFIO_IRQ_INFO_NORESIZE == 0 }
+}
 
 /// The number of an interrupt kind (linux: include/uapi/linux/vfio.h).
 pub const fn irq_index(kind: IrqKind) -> u32 {
@@ -43,8 +127,7 @@ pub fn disable(device: BorrowedFd<'_>, kind: IrqKind) -> io::Result<()> {
 
 /// The device's flags; 0 when the kernel does not tell them.
 pub fn flags(device: BorrowedFd<'_>) -> u32 {
-    let argsz = u32::try_from(size_of::<vfio_device_info>()).unwrap_or(0);
-    let mut info = vfio_device_info { argsz, ..Default::default() };
+    let mut info = vfio_device_info { argsz: size(size_of::<vfio_device_info>()), ..Default::default() };
     // SAFETY: `argsz` is the size of `info`, which outlives the call; the kernel writes no further.
     match unsafe { ioctl_with_mut_ref(&device.as_raw_fd(), VFIO_DEVICE_GET_INFO(), &mut info) } {
         0 => info.flags,
@@ -52,26 +135,23 @@ pub fn flags(device: BorrowedFd<'_>) -> u32 {
     }
 }
 
-/// What the kernel tells of a container's IOMMU: struct vfio_iommu_type1_info and its capabilities, in 8-byte words. Zeros
-/// where it tells nothing.
-pub fn iommu_info(container: &impl AsRawFd) -> [u64; 512] {
+/// What the kernel tells of a container's IOMMU: struct vfio_iommu_type1_info and its capabilities. Zeros where it tells
+/// nothing.
+pub fn iommu_info(container: &impl AsRawFd) -> Info {
     let mut words = [0; 512];
     // The low half of the first word is `argsz`.
     words[0] = 8 * 512;
     // SAFETY: `argsz` is the size of `words`, which outlive the call; the kernel writes no further.
     match unsafe { ioctl_with_mut_ref(container, VFIO_IOMMU_GET_INFO(), &mut words) } {
-        0 => words,
-        _ => [0; 512],
+        0 => Info::new(&words),
+        _ => Info::new(&[0; 512]),
     }
 }
 
 /// Resets the function.
 pub fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: VFIO_DEVICE_RESET takes no argument; the descriptor is open for the life of `device`.
-    match unsafe { ioctl(&device.as_raw_fd(), VFIO_DEVICE_RESET()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    done(unsafe { ioctl(&device.as_raw_fd(), VFIO_DEVICE_RESET()) })
 }
 
 fn set_irqs(device: BorrowedFd<'_>, flags: u32, kind: IrqKind, start: u16, events: &[Option<BorrowedFd<'_>>]) -> io::Result<()> {
@@ -87,4 +167,12 @@ fn set_irqs(device: BorrowedFd<'_>, flags: u32, kind: IrqKind, start: u16, event
         left if left > 0 => Err(io::Error::new(io::ErrorKind::QuotaExceeded, format!("the host has only {left} vectors left"))),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+fn size(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+fn done(result: i32) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,51 +1,72 @@
 //! Which memory passed-through functions can reach: one IOMMU domain for the whole machine, with guest addresses. RAM is
 //! mapped once, not once for each device; BARs of devices are mapped so that other devices can reach them.
 //!
-//! The only file that meets the KVM VFIO device: the kernel wants to know which groups a virtual machine uses.
+//! The only user of the vfio-ioctls crate. Its containers are used, and groups and devices are not: a device of it holds no
+//! reference to its group, so each of two functions of one group would take the group away from the other.
 
+use std::ffi::CString;
+use std::fs::{self, File};
 use std::io;
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pci::bar::BarIndex;
 use pci::function::BarPiece;
 use thiserror::Error;
-use vfio_ioctls::{VfioContainer, VfioDevice, VfioDeviceFd, VfioError as CrateError};
+use vfio_ioctls::{VfioContainer, VfioError as CrateError};
 
-use super::iova_ranges;
+use super::groups::{Groups, Kernel, Lease};
+use super::{ioctl, iova_ranges};
+
+/// Who wants to know which groups a machine uses: KVM, so that the guest's caches suit what devices write.
+pub trait GroupWatcher: Send + Sync {
+    /// The group whose file is `group` comes.
+    fn joins(&self, group: BorrowedFd<'_>) -> io::Result<()>;
+    /// It goes.
+    fn leaves(&self, group: BorrowedFd<'_>) -> io::Result<()>;
+}
 
 /// The domain: a VFIO container of type 1, version 2.
 pub struct Domain {
-    container: Arc<VfioContainer>,
+    groups: Arc<Groups<Container>>,
     /// Names of the devices in it.
     devices: Arc<Mutex<Vec<String>>>,
     maps: AtomicU64,
 }
 
 impl Domain {
-    /// An empty domain. `kvm_device` is a device of type KVM_DEV_TYPE_VFIO of the machine. Memory can be mapped once a
-    /// device has been opened.
-    pub fn new(kvm_device: Option<OwnedFd>) -> Result<Self, DomainError> {
-        let handle = kvm_device.map(|device| {
-            // SAFETY: the descriptor is owned and given away here; whoever passes another kind of file gets errors from the
-            // kernel, nothing worse.
-            Arc::new(VfioDeviceFd::new_from_kvm(unsafe { FromRawFd::from_raw_fd(device.into_raw_fd()) }))
-        });
-        let container = VfioContainer::new(handle).map_err(|error| match error {
+    /// An empty domain of the machine that `watcher` knows. Memory can be mapped once a device has been opened.
+    pub fn new(watcher: Box<dyn GroupWatcher>) -> Result<Self, DomainError> {
+        let container = VfioContainer::new(None).map_err(|error| match error {
             CrateError::OpenContainer(source) => DomainError::Open { source },
             source => DomainError::Unsupported { source },
         })?;
-        Ok(Self { container: Arc::new(container), devices: Arc::default(), maps: AtomicU64::new(0) })
+        let groups = Arc::new(Groups::new(Container { container, watcher }));
+        Ok(Self { groups, devices: Arc::default(), maps: AtomicU64::new(0) })
     }
 
     /// Opens the function whose sysfs directory is `path`; its group joins the domain if it has not yet. It belongs to the
-    /// domain as long as the second value lives.
-    pub(super) fn attach(&self, name: &str, path: &Path) -> Result<(VfioDevice, Member), CrateError> {
-        let device = VfioDevice::new(path, self.container.clone(), false)?;
+    /// domain as long as the second value lives, which must go after the first.
+    pub(super) fn attach(&self, name: &str, path: &Path) -> Result<(OwnedFd, Member), GroupError> {
+        let fail = |source| GroupError::Step { step: "open it", source };
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let link = fs::read_link(path.join("iommu_group")).map_err(|source| GroupError::Absent { source })?;
+        let group = link.file_name().and_then(|id| id.to_str()?.parse().ok());
+        let group = group.ok_or_else(|| GroupError::Absent { source: invalid() })?;
+        let address = path.file_name().and_then(|address| CString::new(address.as_bytes()).ok());
+        let address = address.ok_or_else(|| fail(invalid()))?;
+        let lease = self.groups.take(group)?;
+        let device = lease.with(|group| ioctl::device(group.as_fd(), &address));
+        let device = device.unwrap_or_else(|| Err(invalid())).map_err(fail)?;
         lock(&self.devices).push(name.to_owned());
-        Ok((device, Member { name: name.to_owned(), devices: Arc::clone(&self.devices) }))
+        Ok((device, Member { name: name.to_owned(), devices: Arc::clone(&self.devices), _lease: lease }))
+    }
+
+    fn container(&self) -> &VfioContainer {
+        &self.groups.kernel().container
     }
 
     /// Lets devices reach `size` bytes at `host_address` of this process by guest address `iova`. `what` is a name for
@@ -62,9 +83,9 @@ impl Domain {
         let address = usize::try_from(host_address).map_err(|_| too_large())?;
         let pointer = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: the caller promises it.
-        if let Err(error) = unsafe { self.container.vfio_dma_map(iova, len, pointer) } {
+        if let Err(error) = unsafe { self.container().vfio_dma_map(iova, len, pointer) } {
             // Asked only now, since the kernel's errno tells nothing of it.
-            let usable = iova_ranges::of(self.container.as_ref());
+            let usable = iova_ranges::of(self.container());
             if !usable.is_empty() && !usable.iter().any(|range| range.holds(iova, size)) {
                 return Err(DomainError::Outside { what: what.to_owned(), iova, size, usable: iova_ranges::Shown(usable) });
             }
@@ -78,7 +99,7 @@ impl Domain {
     pub fn unmap(&self, iova: u64, size: u64) -> Result<(), DomainError> {
         let fail = |source| DomainError::Unmap { iova, size, source };
         let len = usize::try_from(size).map_err(|_| fail(io::Error::from(io::ErrorKind::InvalidInput)))?;
-        self.container.vfio_dma_unmap(iova, len).map_err(|error| fail(reason(error)))
+        self.container().vfio_dma_unmap(iova, len).map_err(|error| fail(reason(error)))
     }
 
     /// Lets devices reach BAR `bar` of device `owner`, which the guest has at `at`: its direct pieces. All of them or none.
@@ -117,10 +138,10 @@ impl Domain {
         result
     }
 
-    /// Whether no function is in it. The kernel drops all maps with the last one (`linux: drivers/vfio/container.c`).
+    /// Whether no group is in it. The kernel drops all maps with the last one (`linux: drivers/vfio/container.c`).
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        lock(&self.devices).is_empty()
+        self.groups.is_empty()
     }
 
     /// How many times memory has been mapped since the start.
@@ -134,6 +155,55 @@ impl Domain {
 pub(super) struct Member {
     name: String,
     devices: Arc<Mutex<Vec<String>>>,
+    _lease: Lease<Container>,
+}
+
+/// The container, for groups that join it.
+pub(super) struct Container {
+    container: VfioContainer,
+    watcher: Box<dyn GroupWatcher>,
+}
+
+impl Kernel for Container {
+    type Group = File;
+    type Error = GroupError;
+
+    fn open(&self, id: u32) -> Result<File, GroupError> {
+        let path = Path::new("/dev/vfio").join(id.to_string());
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.map_err(|source| GroupError::File { path, source })?;
+        match ioctl::is_viable(file.as_fd()) {
+            Ok(true) => Ok(file),
+            Ok(false) => Err(GroupError::NotViable),
+            Err(source) => Err(GroupError::Step { step: "tell the state of its IOMMU group", source }),
+        }
+    }
+
+    fn join(&self, group: &File, first: bool) -> Result<(), GroupError> {
+        // SAFETY: the container keeps its descriptor open for as long as it lives, and outlives the borrow.
+        let container = unsafe { BorrowedFd::borrow_raw(self.container.as_raw_fd()) };
+        let joined = ioctl::set_container(group.as_fd(), container);
+        joined.map_err(|source| GroupError::Step { step: "put its IOMMU group into the machine's container", source })?;
+        if first && let Err(source) = ioctl::set_iommu(container) {
+            // Closed with this error, it leaves as well.
+            let _ = self.leave(group);
+            return Err(GroupError::Iommu { source });
+        }
+        Ok(())
+    }
+
+    fn leave(&self, group: &File) -> io::Result<()> {
+        ioctl::unset_container(group.as_fd())
+    }
+
+    fn announce(&self, group: &File) -> Result<(), GroupError> {
+        let told = self.watcher.joins(group.as_fd());
+        told.map_err(|source| GroupError::Step { step: "tell KVM of its IOMMU group", source })
+    }
+
+    fn withdraw(&self, group: &File) -> io::Result<()> {
+        self.watcher.leaves(group.as_fd())
+    }
 }
 
 impl Drop for Member {
@@ -219,6 +289,46 @@ pub enum DomainError {
         iova: u64,
         /// Bytes.
         size: u64,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A group that cannot be used. Who opened a device says which one.
+#[derive(Debug, Error)]
+pub(super) enum GroupError {
+    /// The function has none.
+    #[error("no IOMMU group")]
+    Absent {
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Its file.
+    #[error("cannot open {path}", path = path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Another member of it is in use.
+    #[error("the group is not viable")]
+    NotViable,
+    /// The kernel makes no domain for it.
+    #[error("no IOMMU domain")]
+    Iommu {
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Any other step.
+    #[error("cannot {step}")]
+    Step {
+        /// Which.
+        step: &'static str,
         /// The kernel's reason.
         #[source]
         source: io::Error,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::os::fd::AsRawFd;
 
+use super::info::Info;
 use super::ioctl;
 
 /// Addresses `first` to `last` inclusive.
@@ -37,34 +38,21 @@ impl fmt::Display for Shown {
 
 /// The ranges of a container; none when the kernel does not tell.
 pub fn of(container: &impl AsRawFd) -> Vec<IovaRange> {
-    let words = ioctl::iommu_info(container);
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    parse(&bytes)
+    parse(&ioctl::iommu_info(container))
 }
 
-/// Walks the capabilities of the info structure (linux: include/uapi/linux/vfio.h).
-fn parse(info: &[u8]) -> Vec<IovaRange> {
+/// Ranges out of struct vfio_iommu_type1_info (linux: include/uapi/linux/vfio.h).
+fn parse(info: &Info) -> Vec<IovaRange> {
     const HAS_CAPABILITIES: u32 = 2;
-    const IOVA_RANGES: u32 = 1;
-    let dword = |at: usize| Some(u32::from_le_bytes(info.get(at..at.checked_add(4)?)?.try_into().ok()?));
-    let qword = |at: usize| Some(u64::from_le_bytes(info.get(at..at.checked_add(8)?)?.try_into().ok()?));
-    let mut ranges = Vec::new();
-    if dword(4).is_none_or(|flags| flags & HAS_CAPABILITIES == 0) {
-        return ranges;
+    const IOVA_RANGES: u16 = 1;
+    if info.dword(4).is_none_or(|flags| flags & HAS_CAPABILITIES == 0) {
+        return Vec::new();
     }
-    let mut at = dword(16).unwrap_or(0);
-    // More capabilities than fit mean a list that loops.
-    for _ in 0..64 {
-        let Ok(here) = usize::try_from(at) else { break };
-        let (Some(header), Some(next)) = (dword(here).filter(|_| here != 0), dword(here.saturating_add(4))) else { break };
-        if header & 0xFFFF == IOVA_RANGES {
-            let count = dword(here + 8).and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
-            let pairs = (here + 16..).step_by(16).take(count);
-            ranges.extend(pairs.map_while(|pair| Some(IovaRange { first: qword(pair)?, last: qword(pair + 8)? })));
-        }
-        at = next;
-    }
-    ranges
+    let ranges = info.capabilities(info.dword(16).unwrap_or(0), IOVA_RANGES).into_iter().flat_map(|at| {
+        let count = info.dword(at.saturating_add(8)).unwrap_or(0);
+        info.pairs(at.saturating_add(16), count)
+    });
+    ranges.map(|(first, last)| IovaRange { first, last }).collect()
 }
 
 #[cfg(test)]
@@ -72,7 +60,7 @@ mod tests {
     use super::*;
 
     /// An info structure with a capability of another kind, then two ranges.
-    fn info() -> Vec<u8> {
+    fn info() -> Info {
         let dwords: [u32; 22] = [
             88,
             3,
@@ -97,7 +85,7 @@ mod tests {
             0xFFFF_FFFF,
             0x7F,
         ];
-        dwords.iter().flat_map(|dword| dword.to_le_bytes()).collect()
+        Info::of_dwords(&dwords)
     }
 
     #[test]
@@ -110,13 +98,10 @@ mod tests {
     }
 
     #[test]
-    fn truncated_and_looping_structures_end_the_walk() {
+    fn truncated_structures_end_the_walk() {
         let whole = info();
-        for len in 0..whole.len() {
-            assert!(parse(&whole[..len]).len() < 2);
+        for len in 0..88 {
+            assert!(parse(&whole.truncated(len)).len() < 2);
         }
-        let mut looping = whole;
-        looping[28] = 24;
-        assert_eq!(parse(&looping), []);
     }
 }

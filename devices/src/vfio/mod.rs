@@ -3,6 +3,8 @@
 //! | question | module |
 //! |---|---|
 //! | what must the host be able to do for a function? | [`host`], by the kernel in [`hardware`] |
+//! | which parts of a function's file can be mapped? | [`region_info`], read with [`info`] |
+//! | which IOMMU groups does the machine have open? | [`groups`] |
 //! | what is the function, and which capabilities does it have? | [`opened`], [`facts`] |
 //! | which BARs does the guest see? | [`regions`] |
 //! | which parts of a BAR go straight into the guest? | [`bar_map`], [`backing`], [`mapping`] |
@@ -19,8 +21,10 @@ pub mod backing;
 pub mod bar_map;
 pub mod device;
 pub mod facts;
+pub mod groups;
 pub mod hardware;
 pub mod host;
+pub mod info;
 pub mod intx;
 mod ioctl;
 pub mod iommu;
@@ -31,6 +35,7 @@ pub mod msix;
 pub mod opened;
 pub mod overlay;
 pub mod patch;
+pub mod region_info;
 pub mod regions;
 pub mod reset;
 mod rom;
@@ -40,7 +45,7 @@ pub mod vectors;
 mod fake;
 
 pub use device::VfioFunction;
-pub use hardware::{CHATTY_LOG_TARGET, Hardware};
-pub use iommu::Domain;
+pub use hardware::Hardware;
+pub use iommu::{Domain, GroupWatcher};
 pub use opened::{HostFunction, VfioError};
 pub use patch::{Placement, VfioOptions};

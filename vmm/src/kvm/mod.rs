@@ -8,6 +8,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 mod ahead;
 mod doorbells;
+mod groups;
 mod gsi;
 mod interrupt;
 mod slots;
@@ -15,6 +16,7 @@ mod vm;
 
 pub use ahead::{CpuidAhead, host_cpuid};
 pub use doorbells::{DoorbellError, Doorbells};
+pub use groups::VfioGroups;
 pub use gsi::GsiTable;
 pub use interrupt::{EdgeLine, RoutedMsi, SharedIntx, SignalMsi};
 pub use slots::{SlotError, Slots};

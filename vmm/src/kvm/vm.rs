@@ -4,7 +4,6 @@
 //! period (milliseconds in place of microseconds). [`Vm::create_interrupt_controller`] marks that point.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use arch::memory_map::{KVM_IDENTITY_MAP, KVM_TSS};
@@ -16,6 +15,8 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
 use zerocopy::IntoBytes;
+
+use super::groups::VfioGroups;
 
 /// Interrupt controllers with a state of their own; local APICs are parts of vCPUs.
 const CHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC];
@@ -99,12 +100,10 @@ impl Vm {
     }
 
     /// Creates the pseudo-device through which KVM learns of VFIO groups (device coherency).
-    pub fn create_vfio_device(&self) -> Result<OwnedFd, KvmError> {
+    pub fn create_vfio_device(&self) -> Result<VfioGroups, KvmError> {
         let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
-        let device = self.fd.create_device(&mut device).map_err(|error| KvmError::step("create the KVM VFIO device", error))?;
-        // SAFETY: the descriptor is open as long as `device`, which outlives the borrow.
-        let device = unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) }.try_clone_to_owned();
-        device.map_err(|source| KvmError::Step { what: "keep the KVM VFIO device", source })
+        let device = self.fd.create_device(&mut device);
+        device.map(VfioGroups).map_err(|error| KvmError::step("create the KVM VFIO device", error))
     }
 }
 
