@@ -74,6 +74,23 @@ pub fn plan(topology: &Topology, limits: &Limits) -> Result<MachinePlan, Machine
     Ok(MachinePlan { map, pci })
 }
 
+/// Plans a machine with functions of the host whose IOMMU translates addresses of `iommu_bits`, if that is known and less than
+/// the guest has. Memory beyond them is refused. BARs go below, and beyond them only if they do not fit: then peers do not
+/// reach those.
+pub fn plan_within(topology: &Topology, limits: &Limits, iommu_bits: Option<u8>) -> Result<MachinePlan, MachinePlanError> {
+    let Some(bits) = iommu_bits.filter(|bits| *bits < limits.address_bits) else { return plan(topology, limits) };
+    let refused = match plan(topology, &Limits { address_bits: bits, ..*limits }) {
+        Ok(plan) => return Ok(plan),
+        Err(error) => error,
+    };
+    let plan = plan(topology, limits)?;
+    let mut memory = plan.map.ram.iter().chain(&plan.map.hot_plug);
+    if memory.any(|range| range.last().checked_shr(bits.into()).unwrap_or(0) != 0) {
+        return Err(MachinePlanError::Iommu { bits, source: Box::new(refused) });
+    }
+    Ok(plan)
+}
+
 impl MachinePlan {
     /// The root complexes as ACPI shows them.
     #[must_use]
@@ -181,4 +198,66 @@ pub enum MachinePlanError {
     /// Buses, windows or BARs.
     #[error(transparent)]
     Pci(#[from] PlanError),
+    /// Memory that functions of the host cannot reach.
+    #[error("the IOMMU of the host's functions translates {bits}-bit addresses, and memory of the guest lies beyond")]
+    Iommu {
+        /// How many it translates.
+        bits: u8,
+        /// What does not fit into them.
+        #[source]
+        source: Box<Self>,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use api::config::VmConfig;
+
+    use super::*;
+    use crate::spec;
+
+    const GIB: u64 = 1 << 30;
+
+    fn limits(ram: u64) -> Limits {
+        Limits { ram, growth: 0, address_bits: 46, amd: false, firmware: 0 }
+    }
+
+    /// A machine with one device that has a prefetchable BAR of `bar`.
+    fn with_bar(bar: &str) -> Topology {
+        let device = format!("stub,id=gpu,bar0={bar}:mem64:prefetchable").parse().unwrap();
+        let config = VmConfig { devices: vec![device], ..VmConfig::default() };
+        spec::spec(&config, &spec::Host::default()).unwrap().topology
+    }
+
+    /// The last address that the root complex leads to.
+    fn top(plan: &MachinePlan) -> u64 {
+        plan.map.mmio64.iter().map(Range::last).max().unwrap()
+    }
+
+    #[test]
+    fn bars_lie_where_the_iommu_of_host_functions_reaches_them() {
+        let topology = with_bar("16G");
+        for (iommu, bits) in [(None, 46), (Some(57), 46), (Some(46), 46), (Some(42), 42), (Some(39), 39)] {
+            let plan = plan_within(&topology, &limits(4 * GIB), iommu).unwrap();
+            assert_eq!((plan.map.physical_address_bits, top(&plan) >> (bits - 1)), (bits, 1), "{iommu:?}");
+        }
+    }
+
+    #[test]
+    fn bars_that_do_not_fit_below_the_iommu_s_limit_go_beyond_it() {
+        let plan = plan_within(&with_bar("512G"), &limits(4 * GIB), Some(39)).unwrap();
+        assert_eq!(plan.map.physical_address_bits, 46);
+    }
+
+    #[test]
+    fn memory_beyond_the_iommu_s_limit_is_refused_with_both_numbers() {
+        let error = plan_within(&with_bar("1M"), &limits(600 * GIB), Some(39)).unwrap_err();
+        assert!(error.to_string().contains("39-bit"), "{error}");
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.contains("memory of 600G") && cause.contains("give at most 510G"), "{cause}");
+        let error = plan_within(&with_bar("1M"), &Limits { growth: 600 * GIB, ..limits(GIB) }, Some(39)).unwrap_err();
+        assert!(matches!(error, MachinePlanError::Iommu { bits: 39, .. }), "{error}");
+        // What no address width of the guest holds is told as for any machine.
+        assert!(matches!(plan_within(&with_bar("1M"), &limits(1 << 50), Some(39)), Err(MachinePlanError::Memory(_))));
+    }
 }

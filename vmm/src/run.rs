@@ -202,7 +202,7 @@ pub fn plan_only(config: &VmConfig, spec: &Spec, address_bits: Option<u8>) -> Re
     if let Some(bits) = address_bits {
         limits.address_bits = bits.min(config.max_physical_bits.unwrap_or(u8::MAX));
     }
-    Ok(plan::plan(&spec.topology, &limits)?)
+    Ok(plan::plan_within(&spec.topology, &limits, spec.iommu_bits)?)
 }
 
 /// Plans a machine before anybody has given it a device.
@@ -249,12 +249,19 @@ fn dry_run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
 
 /// What a user should know of a plan.
 pub fn notes(spec: &Spec, plan: &MachinePlan) -> impl Iterator<Item = String> {
-    spec.notes.iter().cloned().chain(plan.pci.notes.iter().map(ToString::to_string))
+    let (bits, iommu) = (plan.map.physical_address_bits, spec.iommu_bits);
+    let beyond = iommu.filter(|iommu| *iommu < bits).map(|iommu| {
+        format!(
+            "the IOMMU translates {iommu}-bit addresses, and BARs need up to {bits} bits: other devices do not reach those beyond; \
+             give fewer or smaller BARs or less room for hot-plug"
+        )
+    });
+    spec.notes.iter().cloned().chain(plan.pci.notes.iter().map(ToString::to_string)).chain(beyond)
 }
 
 /// Plans with the host's address width.
 pub fn plan_machine(config: &VmConfig, spec: &Spec, host: &[kvm_bindings::kvm_cpuid_entry2]) -> Result<MachinePlan, RunError> {
-    Ok(plan::plan(&spec.topology, &limits(config, host)?)?)
+    Ok(plan::plan_within(&spec.topology, &limits(config, host)?, spec.iommu_bits)?)
 }
 
 fn limits(config: &VmConfig, host: &[kvm_bindings::kvm_cpuid_entry2]) -> Result<Limits, RunError> {

@@ -52,6 +52,14 @@ pub struct Host {
     pub emulated: bool,
 }
 
+impl Host {
+    /// How wide addresses are that the IOMMU translates for all wanted devices, where that is known.
+    #[must_use]
+    pub fn iommu_bits(&self) -> Option<u8> {
+        self.wanted.values().filter_map(|at| self.tree.get(*at)?.fabric.iommu_bits).min()
+    }
+}
+
 /// What an endpoint is.
 #[derive(Debug, Clone)]
 pub enum Endpoint {
@@ -105,6 +113,8 @@ pub struct Spec {
     pub numa: Option<GuestNuma>,
     /// Processors, those that may come later among them.
     pub processors: Processors,
+    /// How wide addresses are that the IOMMU translates for all functions of the host, where that is known.
+    pub iommu_bits: Option<u8>,
     /// What a user should know and did not ask for.
     pub notes: Vec<String>,
 }
@@ -126,7 +136,7 @@ pub fn names(config: &VmConfig) -> Vec<(String, &DeviceConfig)> {
 /// Makes the specification.
 pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     beside::check(config)?;
-    let mut spec = Spec::default();
+    let mut spec = Spec { iommu_bits: host.iommu_bits(), ..Spec::default() };
     let file = config.topology.as_ref();
     if file.is_some() && config.pcie.topology == TopologyPolicy::Host {
         return Err(SpecError::FileAndHost);
