@@ -13,6 +13,7 @@ use api::config::{BarChoice, DeviceConfig};
 use api::info::BarInfo;
 use devices::complaints::{Complaints, chain};
 use devices::vfio::Domain;
+use devices::vfio::iommu::{DomainError, PeerError};
 use log::Level;
 use pci::bar::{BarIndex, PORTS, ROM, Size};
 use pci::effect::Effect;
@@ -73,6 +74,29 @@ impl BarAccess {
     }
 }
 
+/// Where BARs of host functions are mapped, so that others reach them by DMA: the DMA domain.
+trait PeerMaps: Send + Sync {
+    /// As [`Domain::map_bar`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Domain::map_bar`].
+    unsafe fn map_bar(&self, owner: &str, bar: BarIndex, at: u64, pieces: &[BarPiece]) -> Result<(), PeerError>;
+    /// As [`Domain::unmap_bar`].
+    fn unmap_bar(&self, at: u64, pieces: &[BarPiece]) -> Result<(), DomainError>;
+}
+
+impl PeerMaps for Domain {
+    unsafe fn map_bar(&self, owner: &str, bar: BarIndex, at: u64, pieces: &[BarPiece]) -> Result<(), PeerError> {
+        // SAFETY: the caller promises it.
+        unsafe { self.map_bar(owner, bar, at, pieces) }
+    }
+
+    fn unmap_bar(&self, at: u64, pieces: &[BarPiece]) -> Result<(), DomainError> {
+        self.unmap_bar(at, pieces)
+    }
+}
+
 struct Mapped {
     at: u64,
     size: u64,
@@ -110,7 +134,7 @@ pub struct Mapper {
     /// `None`: they exit.
     doorbells: Option<Doorbells>,
     space: Arc<AddressSpace>,
-    domain: Option<Arc<Domain>>,
+    domain: Option<Arc<dyn PeerMaps>>,
     endpoints: BTreeMap<FunctionId, Endpoint>,
     mapped: BTreeMap<(FunctionId, BarIndex), Mapped>,
     counts: BTreeMap<(FunctionId, BarIndex), MapCounts>,
@@ -145,7 +169,7 @@ impl Mapper {
 
     /// Where BARs of host functions are mapped for DMA. Set before the first of them is added.
     pub fn set_domain(&mut self, domain: Option<Arc<Domain>>) {
-        self.domain = domain;
+        self.domain = domain.map(|domain| domain as _);
     }
 
     /// Shows mirrors of configuration space to the guest.
@@ -462,3 +486,6 @@ impl Mapper {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests;
