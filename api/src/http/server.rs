@@ -66,6 +66,9 @@ const FIRST_WORD: Duration = Duration::from_millis(250);
 /// something is unread is reset, and its client may not see the reply.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// How much of it is, in bytes: eight times what a request may have at most. Nobody is read for as long as it likes to send.
+const LINGER_MOST: usize = 32 << 20;
+
 /// How long accepting rests when the process has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -371,15 +374,18 @@ async fn refuse_unread(stream: &UnixStream, error: &hyper::Error) {
     }
 }
 
-/// Says that nothing more is said, and reads what the client sends until it ends.
+/// Says that nothing more is said, and reads what the client sends until it ends or has sent [`LINGER_MOST`].
 async fn drain(stream: &UnixStream) {
     // A client that is gone has nothing to hear.
     let _ = rustix::net::shutdown(stream, rustix::net::Shutdown::Write);
-    let mut buffer = [0; 8192];
-    while stream.readable().await.is_ok() {
+    let (mut buffer, mut left) = ([0; 8192], LINGER_MOST);
+    while left > 0 && stream.readable().await.is_ok() {
         match stream.try_read(&mut buffer) {
             Ok(0) => return,
-            Ok(_) => tokio::task::yield_now().await,
+            Ok(count) => {
+                left = left.saturating_sub(count);
+                tokio::task::yield_now().await;
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => return,
         }
