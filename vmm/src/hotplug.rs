@@ -142,9 +142,10 @@ impl HotPlug {
     pub fn add(&mut self, machine: &mut Machine, config: &VmConfig, device: &[DeviceConfig]) -> Result<Coming, HotPlugError> {
         let device = newcomer::functions(config, device)?;
         let mut functions: Vec<AddedFunction> = Vec::new();
+        let with: Vec<HostBdf> = device.iter().filter_map(|(function, _)| host::address(function)).collect();
         for (function, number) in &device {
             let name = self.name(machine, function, &functions)?;
-            let (endpoint, spec) = self.look(config, function, &name, &functions)?;
+            let (endpoint, spec) = self.look(config, function, &name, &functions, &with)?;
             functions.push(AddedFunction { name, endpoint, spec, access: BarAccess::of(function), number: *number });
         }
         let wish = device.first().map(|(first, _)| Wish::of(first)).unwrap_or_default();
@@ -433,13 +434,15 @@ impl HotPlug {
         Ok(clique)
     }
 
-    /// What a function is, checked against the host and against those that are there or come with it.
+    /// What a function is, checked against the host and against those that are there or come before it. Functions of the host
+    /// that come in the same step are `with` it.
     fn look(
         &self,
         config: &VmConfig,
         device: &DeviceConfig,
         name: &Name,
         before: &[AddedFunction],
+        with: &[HostBdf],
     ) -> Result<(Endpoint, EndpointSpec), HotPlugError> {
         let (devices, memory) = (vec![device.clone()], config.memory.clone());
         let mut alone = VmConfig { devices, memory, pcie: config.pcie, ..VmConfig::default() };
@@ -447,7 +450,11 @@ impl HotPlug {
             device.id = Some(name.0.clone());
             device.on = None;
         }
-        let host = host::look(&alone)?;
+        let there = self.endpoints.values().filter_map(|endpoint| match endpoint {
+            Endpoint::Vfio { at, .. } => Some(*at),
+            _ => None,
+        });
+        let host = host::look_beside(&alone, &there.chain(with.iter().copied()).collect::<Vec<_>>())?;
         let at = host.wanted.get(&name.0);
         let same = |endpoint: &Endpoint| matches!(endpoint, Endpoint::Vfio { at: there, .. } if Some(there) == at);
         let there = self.endpoints.iter().chain(before.iter().map(|function| (&function.name, &function.endpoint)));

@@ -46,7 +46,7 @@ pub fn findings(tree: &HostTree, wanted: &[Wanted]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let faults = faults(tree, wanted);
     findings.extend(faults.iter().map(fault));
-    findings.extend(warnings(tree, wanted).iter().map(|warning| {
+    findings.extend(warnings(tree, wanted, &[]).iter().map(|warning| {
         let CheckWarning::PartialGroup { name, .. } = warning;
         let text = warning.to_string();
         Finding::new(Severity::Note, "group", name, text.strip_prefix(&format!("device {name} is ")).unwrap_or(&text))

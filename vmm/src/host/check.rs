@@ -51,9 +51,14 @@ pub fn check_present(tree: &HostTree, wanted: &[Wanted]) -> Result<(), CheckErro
 
 /// Checks whether the host can give `wanted` to a guest; returns what is worth a warning.
 pub fn check(tree: &HostTree, wanted: &[Wanted]) -> Result<Vec<CheckWarning>, CheckError> {
+    check_beside(tree, wanted, &[])
+}
+
+/// The same for devices that come to a guest which has the functions `beside`, or gets them with these.
+pub fn check_beside(tree: &HostTree, wanted: &[Wanted], beside: &[HostBdf]) -> Result<Vec<CheckWarning>, CheckError> {
     check_present(tree, wanted)?;
     wanted.iter().try_for_each(|device| check_free(tree, device))?;
-    Ok(warnings(tree, wanted))
+    Ok(warnings(tree, wanted, beside))
 }
 
 /// Everything that keeps the host from giving `wanted` to a guest, at most one reason for each device.
@@ -63,13 +68,13 @@ pub fn faults(tree: &HostTree, wanted: &[Wanted]) -> Vec<CheckError> {
     all.filter_map(|(index, device)| is_new(wanted, index, device).and_then(|()| check_free(tree, device)).err()).collect()
 }
 
-/// What is worth a warning, once for each group.
+/// What is worth a warning for a guest that has the functions `beside` as well, once for each group.
 #[must_use]
-pub fn warnings(tree: &HostTree, wanted: &[Wanted]) -> Vec<CheckWarning> {
+pub fn warnings(tree: &HostTree, wanted: &[Wanted], beside: &[HostBdf]) -> Vec<CheckWarning> {
     let mut warnings = Vec::new();
     for device in wanted {
         let Some(group) = tree.get(device.at).and_then(|node| node.group) else { continue };
-        let is_wanted = |member: &&HostNode| wanted.iter().any(|device| device.at == member.at);
+        let is_wanted = |member: &&HostNode| beside.contains(&member.at) || wanted.iter().any(|device| device.at == member.at);
         let others = Members::of(tree.group(group).filter(|member| !is_bridge(member) && !is_wanted(member)));
         let told = warnings.iter().any(|CheckWarning::PartialGroup { group: told, .. }| *told == group);
         if !others.is_empty() && !told {

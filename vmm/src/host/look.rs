@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use api::config::{DeviceKind, NumaConfig, NvlinkMode, VmConfig};
+use api::config::{DeviceConfig, DeviceKind, NumaConfig, NvlinkMode, VmConfig};
 use pci::address::HostBdf;
 use pci::topology::EndpointSpec;
 use thiserror::Error;
 
-use super::check::{CheckError, Wanted, check, check_memlock, check_present};
+use super::check::{CheckError, Wanted, check_beside, check_memlock, check_present};
 use super::limits::memlock;
 use super::scan::{ScanError, of_vendor, resolve, scan};
 use super::tree::HostTree;
@@ -21,7 +21,12 @@ pub const SYSFS: &str = "/sys";
 
 /// What the host has for this guest. Nothing is looked at when no host function and no memory node is named.
 pub fn look(config: &VmConfig) -> Result<Host, HostError> {
-    look_below(Path::new(SYSFS), config)
+    look_below(Path::new(SYSFS), config, &[])
+}
+
+/// The same for devices that come to a guest which has the functions `beside`, or gets them with these.
+pub fn look_beside(config: &VmConfig, beside: &[HostBdf]) -> Result<Host, HostError> {
+    look_below(Path::new(SYSFS), config, beside)
 }
 
 /// What a host that is data has for this guest. Drivers, groups and limits are not judged: nothing is to be opened.
@@ -33,7 +38,7 @@ pub fn look_in(tree: &HostTree, config: &VmConfig) -> Result<Host, HostError> {
     Ok(host(tree.clone(), wanted))
 }
 
-fn look_below(sysfs: &Path, config: &VmConfig) -> Result<Host, HostError> {
+fn look_below(sysfs: &Path, config: &VmConfig, beside: &[HostBdf]) -> Result<Host, HostError> {
     let wanted = wanted(config)?;
     if wanted.is_empty() && config.numa == NumaConfig::Off {
         return Ok(Host::default());
@@ -43,7 +48,7 @@ fn look_below(sysfs: &Path, config: &VmConfig) -> Result<Host, HostError> {
     if wanted.is_empty() {
         return Ok(host(tree, wanted));
     }
-    for warning in check(&tree, &wanted)? {
+    for warning in check_beside(&tree, &wanted, beside)? {
         log::warn!("{warning}");
     }
     if addresses.iter().filter_map(|at| tree.get(*at)).any(|node| is_nvswitch(node) || takes_part(node)) {
@@ -60,6 +65,15 @@ fn mention_nvlink(all: &HostTree, given: &[HostBdf], declared: Option<NvlinkMode
     let Some(fabric) = nvswitch::judge(all, given, declared) else { return };
     let level = if fabric.severity() == Severity::Problem { log::Level::Warn } else { log::Level::Info };
     log::log!(level, "NVLink: {fabric}; --pcie nvlink=full, shared or off says who sets it up");
+}
+
+/// The host function that a device is; `None` for one that is none, or is written wrongly.
+#[must_use]
+pub fn address(device: &DeviceConfig) -> Option<HostBdf> {
+    match &device.kind {
+        DeviceKind::Vfio(vfio) => resolve(&vfio.path.to_string_lossy()).ok(),
+        DeviceKind::Stub(_) | DeviceKind::Cdi(_) => None,
+    }
 }
 
 /// The host functions that a configuration names, in its order. Whether they exist is not looked at.

@@ -13,7 +13,7 @@ pub mod registers;
 pub mod scan;
 pub mod tree;
 
-pub use look::{HostError, SYSFS, look, look_in, wanted};
+pub use look::{HostError, SYSFS, address, look, look_beside, look_in, wanted};
 
 #[cfg(test)]
 pub(crate) mod fake;

@@ -2,7 +2,7 @@ use api::config::VmConfig;
 use pci::address::HostBdf;
 use pci::topology::PortKind;
 
-use super::check::{CheckError, CheckWarning, Members, Wanted, check, check_memlock};
+use super::check::{CheckError, CheckWarning, Members, Wanted, check, check_beside, check_memlock};
 use super::fabric::{Acs, Ats, Sriov};
 use super::fake::{DOWNSTREAM, FakeFunction, FakeHost, ROOT_PORT, UPSTREAM};
 use super::scan::{ScanError, of_vendor, resolve, scan, scan_all};
@@ -241,6 +241,9 @@ fn case_c3_a_whole_group_is_accepted_without_a_warning() {
     }
     let tree = scan_for(&host, &["0000:00:02.0", "0000:00:02.1"]);
     assert_eq!(check(&tree, &[wanted("a", "0000:00:02.0"), wanted("b", "0000:00:02.1")]), Ok(Vec::new()));
+    // One after the other.
+    assert_eq!(check_beside(&tree, &[wanted("b", "0000:00:02.1")], &[bdf("0000:00:02.0")]), Ok(Vec::new()));
+    assert_eq!(check_beside(&tree, &[wanted("b", "0000:00:02.1")], &[bdf("0000:00:03.0")]).unwrap().len(), 1);
 }
 
 #[test]
