@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use tokio::sync::broadcast::{self, error::RecvError};
 
-use crate::info::{DeviceInfo, Progress, VmInfo};
+use crate::info::{DeviceInfo, Progress, Step, VmInfo};
 
 /// Events that a client may be behind.
 pub const ROOM: usize = 256;
@@ -21,13 +21,19 @@ pub enum Event {
     Phase(String),
     /// A long step went on.
     Progress(Progress),
+    /// The guest's processors begin with the kernel or firmware: memory is there, and the machine is made.
+    KernelEntered,
+    /// The machine is built anew around its memory, and why. [`Event::KernelEntered`] follows.
+    Reset(String),
     /// A device is there.
     DeviceAdded(Box<DeviceInfo>),
+    /// A device is there that was at another address when it was last told of.
+    DeviceMoved(Box<DeviceInfo>),
     /// A device has left.
     DeviceRemoved(String),
-    /// A device did not come, or did not leave as it should.
+    /// A device did not come, did not leave as it should, or cannot do what it did since the host's side of it failed.
     DeviceFailed {
-        /// Its name, or that of its port.
+        /// Its name, or that of its port; `memory` for memory that was promised.
         id: String,
         /// Why.
         why: String,
@@ -51,21 +57,26 @@ impl Event {
                 }
                 value
             }
-            Self::DeviceAdded(device) => {
-                let mut map = Map::new();
-                map.insert("event".to_owned(), "device-added".into());
-                map.insert("id".to_owned(), device.id.clone().into());
-                map.insert("kind".to_owned(), device.kind.to_string().into());
-                map.insert("bdf".to_owned(), device.bdf.to_string().into());
-                map.insert("pci_path".to_owned(), device.path.clone().into());
-                map.into()
-            }
+            Self::KernelEntered => json!({ "event": "kernel-entered" }),
+            Self::Reset(why) => json!({ "event": "reset", "why": why }),
+            Self::DeviceAdded(device) => with_address("device-added", device),
+            Self::DeviceMoved(device) => with_address("device-moved", device),
             Self::DeviceRemoved(id) => json!({ "event": "device-removed", "id": id }),
             Self::DeviceFailed { id, why } => json!({ "event": "device-failed", "id": id, "why": why }),
             Self::GuestPanic(why) => json!({ "event": "guest-panic", "why": why }),
             Self::Ended(why) => json!({ "event": "ended", "why": why }),
         }
     }
+}
+
+fn with_address(event: &str, device: &DeviceInfo) -> Value {
+    let mut map = Map::new();
+    map.insert("event".to_owned(), event.into());
+    map.insert("id".to_owned(), device.id.clone().into());
+    map.insert("kind".to_owned(), device.kind.to_string().into());
+    map.insert("bdf".to_owned(), device.bdf.to_string().into());
+    map.insert("pci_path".to_owned(), device.path.clone().into());
+    map.into()
 }
 
 /// Where events are told and heard.
@@ -110,6 +121,14 @@ impl Events {
         if phase(old) != phase(new) {
             self.tell(Event::Phase(phase(new)));
         }
+        let step = |info: Option<&VmInfo>| info.and_then(|info| info.progress);
+        if let (Some(before), Some(after)) = (step(old), step(new))
+            && (before.step, after.step, before.total) == (Step::Prefault, Step::DmaMap, after.total)
+            && before.percent() < 100
+        {
+            // Memory is mapped when all of it is populated.
+            self.tell(Event::Progress(Progress { done: before.total, ..before }));
+        }
         let percent =
             |info: Option<&VmInfo>| info.and_then(|info| info.progress).map(|progress| (progress.step, progress.percent()));
         if let (true, Some(progress)) = (percent(old) != percent(new), new.and_then(|info| info.progress)) {
@@ -121,8 +140,14 @@ impl Events {
         for device in before.iter().filter(|device| lacks(&after, &device.id)) {
             self.tell(Event::DeviceRemoved(device.id.clone()));
         }
-        for device in after.into_iter().filter(|device| lacks(&before, &device.id)) {
-            self.tell(Event::DeviceAdded(Box::new(device)));
+        for device in after {
+            match before.iter().find(|there| there.id == device.id) {
+                None => self.tell(Event::DeviceAdded(Box::new(device))),
+                Some(there) if (there.bdf, &there.path) != (device.bdf, &device.path) => {
+                    self.tell(Event::DeviceMoved(Box::new(device)));
+                }
+                Some(_) => {}
+            }
         }
     }
 }
@@ -155,7 +180,7 @@ impl Listener {
 mod tests {
     use super::*;
     use crate::config::VmConfig;
-    use crate::info::{Phase, Step};
+    use crate::info::{DeviceClass, PciAddress, Phase};
 
     fn heard(listener: &mut Listener) -> Vec<String> {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -191,6 +216,55 @@ mod tests {
             r#"{"event":"phase","phase":"running"}"#,
             r#"{"done":20,"event":"progress","percent":2,"step":"prefault","total":1000}"#,
             r#"{"event":"phase","phase":"absent"}"#,
+        ];
+        assert_eq!(heard(&mut listener), expected);
+    }
+
+    #[test]
+    fn memory_that_is_mapped_was_populated_and_told_as_such() {
+        let events = Events::default();
+        let mut listener = events.listen();
+        let info = |step, done| VmInfo {
+            config: VmConfig::default(),
+            phase: Phase::Created,
+            progress: Some(Progress { step, done, total: 1000 }),
+            memory: 0,
+            devices: Vec::new(),
+        };
+        let steps = [(Step::Prefault, 370), (Step::DmaMap, 0), (Step::DmaMap, 1000)].map(|(step, done)| info(step, done));
+        steps.windows(2).for_each(|pair| events.tell_difference(pair.first(), pair.last()));
+        events.close();
+        let expected = [
+            r#"{"done":1000,"event":"progress","percent":100,"step":"prefault","total":1000}"#,
+            r#"{"done":0,"event":"progress","percent":0,"step":"dma-map","total":1000}"#,
+            r#"{"done":1000,"event":"progress","percent":100,"step":"dma-map","total":1000}"#,
+        ];
+        assert_eq!(heard(&mut listener), expected);
+    }
+
+    #[test]
+    fn a_device_that_another_one_moves_is_told_with_its_new_address() {
+        let events = Events::default();
+        let mut listener = events.listen();
+        let device = |id: &str, number| DeviceInfo {
+            id: id.to_owned(),
+            kind: DeviceClass::Rng,
+            bdf: PciAddress { segment: 0, bus: 0, device: number, function: 0 },
+            path: format!("{number:02x}"),
+            port: None,
+            host: None,
+            clique: None,
+            bars: Vec::new(),
+            label: String::new(),
+        };
+        let info = |devices| VmInfo { config: VmConfig::default(), phase: Phase::Created, progress: None, memory: 0, devices };
+        let (one, two) = (info(vec![device("rng", 1)]), info(vec![device("net", 1), device("rng", 2)]));
+        events.tell_difference(Some(&one), Some(&two));
+        events.tell_difference(Some(&two), Some(&two));
+        events.close();
+        let expected = [
+            r#"{"bdf":"0000:00:01.0","event":"device-added","id":"net","kind":"rng","pci_path":"01"}"#,
+            r#"{"bdf":"0000:00:02.0","event":"device-moved","id":"rng","kind":"rng","pci_path":"02"}"#,
         ];
         assert_eq!(heard(&mut listener), expected);
     }

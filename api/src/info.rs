@@ -355,6 +355,13 @@ impl Published {
         self.events.tell_difference(old.as_deref(), info.as_deref());
     }
 
+    /// Makes known how far a long step is, if that is news.
+    pub fn set_progress(&self, progress: Option<Progress>) {
+        if self.get().is_some_and(|info| info.progress != progress) {
+            self.update(|info| info.progress = progress);
+        }
+    }
+
     /// Where what happens is told, beside what follows from the states themselves.
     #[must_use]
     pub const fn events(&self) -> &Events {

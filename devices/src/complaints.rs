@@ -1,33 +1,68 @@
-//! Bounds what a guest can make the log grow by: of the failures that it can cause at will, the first few are logged.
+//! Bounds what a guest can make the log grow by: of the failures that it can cause at will, the first few are logged. What a
+//! device can no longer do is told to whoever listens as well.
 
 use std::error::Error;
 use std::fmt::{self, Write as _};
+use std::sync::Arc;
 
 use log::Level;
 
+/// Hears what a device can no longer do. It is called by any thread, with locks held: it must not wait.
+pub type Listener = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// The same for all devices of a machine, with the name of the device in front.
+pub type FailureSink = Arc<dyn Fn(&str, &str) + Send + Sync>;
+
 /// The failures of one device.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Complaints {
     made: u8,
+    listener: Option<Listener>,
+}
+
+impl fmt::Debug for Complaints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Complaints").field("made", &self.made).finish_non_exhaustive()
+    }
 }
 
 impl Complaints {
     /// How many are logged.
     pub const MOST: u8 = 8;
 
-    /// Logs `text` at `level`, unless there were too many before. The last one says that it is the last.
-    pub fn add(&mut self, level: Level, text: fmt::Arguments<'_>) {
+    /// Tells `listener` of failures from now on, see [`Complaints::fail`].
+    pub fn report_to(&mut self, listener: Listener) {
+        self.listener = Some(listener);
+    }
+
+    /// Logs `text` at `level`, unless there were too many before. The last one says that it is the last. Whether it was logged.
+    pub fn add(&mut self, level: Level, text: fmt::Arguments<'_>) -> bool {
         if self.made >= Self::MOST {
-            return;
+            return false;
         }
         self.made += 1;
         let last = if self.made == Self::MOST { "; further failures of this device are not logged" } else { "" };
         log::log!(level, "{text}{last}");
+        true
     }
 
     /// As [`Complaints::add`], with `error` and its causes behind `text`.
     pub fn add_error(&mut self, level: Level, text: fmt::Arguments<'_>, error: &dyn Error) {
         self.add(level, format_args!("{text}: {}", chain(error)));
+    }
+
+    /// As [`Complaints::add`], for what the device cannot do since the host's side of it failed: the listener hears of it.
+    pub fn fail(&mut self, level: Level, text: fmt::Arguments<'_>) {
+        if self.add(level, text)
+            && let Some(listener) = &self.listener
+        {
+            listener(&text.to_string());
+        }
+    }
+
+    /// As [`Complaints::fail`], with `error` and its causes behind `text`.
+    pub fn fail_error(&mut self, level: Level, text: fmt::Arguments<'_>, error: &dyn Error) {
+        self.fail(level, format_args!("{text}: {}", chain(error)));
     }
 
     /// How many were logged so far.
@@ -53,6 +88,7 @@ pub fn chain(error: &dyn Error) -> String {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::sync::Mutex;
 
     use super::*;
 
@@ -63,6 +99,19 @@ mod tests {
             complaints.add(Level::Warn, format_args!("failure {n}"));
             assert_eq!(u16::from(complaints.made()), (n + 1).min(8));
         }
+    }
+
+    #[test]
+    fn failures_are_told_as_often_as_they_are_logged_and_what_guests_do_is_not() {
+        let (mut complaints, heard) = (Complaints::default(), Arc::new(Mutex::new(Vec::new())));
+        let told = Arc::clone(&heard);
+        complaints.report_to(Arc::new(move |why| told.lock().unwrap().push(why.to_owned())));
+        complaints.add(Level::Warn, format_args!("the guest did something"));
+        for n in 0..1000 {
+            complaints.fail_error(Level::Warn, format_args!("request {n}"), &io::Error::other("no space"));
+        }
+        let heard = heard.lock().unwrap();
+        assert_eq!((heard.len(), heard[0].as_str()), (7, "request 0: no space"));
     }
 
     #[test]

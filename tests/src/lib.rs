@@ -6,6 +6,7 @@
 //! | what did it print, and how did it end? | [`process`] |
 //! | what does a user at a terminal see? | [`terminal`] |
 //! | what does a client of the API socket get? | [`server`] |
+//! | what is told to who listens? | [`listener`] |
 //! | what did a bare-metal guest find? | [`guest`] |
 //! | does a guest go on with all its devices in order? | [`busy`] |
 //! | what does a process that serves a device see? | [`vhost_user`] |
@@ -17,11 +18,13 @@
 pub mod busy;
 pub mod executable;
 pub mod guest;
+pub mod listener;
 pub mod process;
 pub mod server;
 pub mod terminal;
 pub mod vhost_user;
 
 pub use guest::Guest;
+pub use listener::Listener;
 pub use process::{Capabilities, Outcome, Session, banyan, in_shell, with_other_mounts};
 pub use terminal::Terminal;

@@ -42,6 +42,8 @@ pub struct Manners {
     pub silent: bool,
     /// Answers nothing once it is told of memory for the second time.
     pub overwhelmed: bool,
+    /// Hangs up where it would be silent.
+    pub leaves: bool,
     /// Hangs up after so many of the driver's requests, on the first connection.
     pub dies_after: Option<u64>,
     /// Hangs up when it has told its configuration, on the first connection.
@@ -207,7 +209,7 @@ impl Conversation {
         let (request, flags, body, mut fds) = self.message()?;
         self.manners.silent |= self.manners.overwhelmed && request == 5 && !self.regions.is_empty();
         if self.manners.silent {
-            return Some(false);
+            return (!self.manners.leaves).then_some(false);
         }
         let number = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));
         let (index, state) = (number(0).map(|value| value & 0xFF), number(0).map(|value| value >> 32));

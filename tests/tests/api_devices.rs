@@ -1,9 +1,6 @@
-//! Devices that clients add by the API, and what those hear who listen: where stock Kata Containers looks for them, and where
-//! the operator says.
+//! Devices that clients add by the API: where stock Kata Containers looks for them, and where the operator says.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 
 use tempfile::TempDir;
 use tests::guest::image;
@@ -83,33 +80,4 @@ fn the_operator_can_send_what_comes_to_ports() {
     assert_eq!((value(&reply, "pci_path").matches('/').count(), value(&reply, "bdf").as_str()), (1, "0000:01:00.0"));
     server.refuses("stub", 409, &["no hot-plug port is free", "`port0` has `d`"]);
     server.shuts_down();
-}
-
-#[test]
-#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
-fn those_who_listen_hear_a_life_from_its_beginning_to_the_end_of_the_process() {
-    let server = Server::empty();
-    let mut stream = UnixStream::connect(server.socket()).unwrap();
-    stream.set_read_timeout(Some(tests::process::LIMIT)).unwrap();
-    stream.write_all(b"GET /api/v1/vm.events HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-    let mut lines = BufReader::new(stream).lines().map_while(Result::ok).filter(|line| line.starts_with('{'));
-    let mut hears = |part: &str| {
-        let line = lines.next().unwrap_or_else(|| panic!("the end instead of {part}"));
-        assert!(line.contains(part), "{line} instead of {part}");
-    };
-    hears(r#""phase":"absent""#);
-    assert_eq!(server.create(&image("echo.elf"), r#","devices":[{"banyan":"stub,id=cold"}]"#).0, 204);
-    hears(r#""phase":"created""#);
-    hears(r#""event":"device-added","id":"cold""#);
-    server.expect("PUT vm.boot", "", 204);
-    hears(r#""phase":"starting""#);
-    hears(r#""phase":"running""#);
-    server.adds("stub,id=late");
-    hears(r#""id":"late""#);
-    server.expect("PUT vm.pause", "", 204);
-    hears(r#""phase":"paused""#);
-    server.expect("PUT vmm.shutdown", "", 204);
-    hears(r#""event":"ended""#);
-    assert!(lines.next().is_none());
-    server.ends(0);
 }

@@ -16,8 +16,7 @@ pub fn lay(ground: Groundwork, service: &mut Service<'_>) -> Result<Option<Groun
     }
     let laying = ground.start()?;
     while !laying.is_done() {
-        let progress = Some(laying.progress());
-        service.published.update(|info| info.progress = progress);
+        service.published.set_progress(Some(laying.progress()));
         while let Some(command) = service.inbox.next() {
             if obey(command, service) {
                 return Ok(None);
@@ -25,7 +24,8 @@ pub fn lay(ground: Groundwork, service: &mut Service<'_>) -> Result<Option<Groun
         }
         wait(&laying, service)?;
     }
-    service.published.update(|info| info.progress = None);
+    service.published.set_progress(Some(laying.progress()));
+    service.published.set_progress(None);
     laying.finish().map(Some)
 }
 

@@ -1,5 +1,6 @@
 //! The main loop: waits for the guest's end, signals, and characters to pass between the host and the serial line.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +36,24 @@ pub enum End {
     Command,
     /// The API asked for a reset.
     Reboot,
+}
+
+/// In a few words.
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Power(PowerEvent::PowerOff) => f.write_str("the guest powered off"),
+            Self::Power(PowerEvent::Reset) => f.write_str("the guest reset itself"),
+            Self::Power(PowerEvent::Exit(value)) => write!(f, "the guest wrote {value} to the debug exit port"),
+            Self::Panic => f.write_str("the guest's kernel panicked"),
+            Self::Watchdog => f.write_str("the guest did not serve its watchdog in time"),
+            Self::Vcpu(Ended::TripleFault) => f.write_str("triple fault: the guest's processor had no way to go on"),
+            Self::Vcpu(Ended::Broken { id, what, code, at }) => write!(f, "vCPU {id} at {at:#x}: {what} {code:#x}"),
+            Self::Signal(signal) => write!(f, "signal {signal}"),
+            Self::Escape => f.write_str("it was ended from the terminal"),
+            Self::Command | Self::Reboot => f.write_str("a client asked for it"),
+        }
+    }
 }
 
 /// Where vCPUs and devices say that the guest is to stop. The first word counts.

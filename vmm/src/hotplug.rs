@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
 use api::events::Event;
+use api::info::Progress;
 use devices::complaints::Complaints;
 use log::Level;
 use pci::address::HostBdf;
@@ -360,6 +361,11 @@ impl HotPlug {
         left
     }
 
+    /// How far memory was whose preparation ended since the last call.
+    pub fn take_last(&mut self) -> Option<Progress> {
+        self.coming.last.take()
+    }
+
     /// What went wrong since the last call.
     pub fn take_failures(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.failures)
@@ -477,10 +483,9 @@ impl Stage {
 
 /// What is said when a guest says that it could not bring up the device in `port`: in the log, and to those who listen.
 fn failed(complaints: &mut Complaints, port: &Name) -> Option<Event> {
-    let before = complaints.made();
-    complaints.add(Level::Warn, format_args!("the guest could not bring up the device that was added to port {port}"));
+    let told = complaints.add(Level::Warn, format_args!("the guest could not bring up the device that was added to port {port}"));
     let why = "the guest could not bring up the device that was added to this port".to_owned();
-    (complaints.made() > before).then(|| Event::DeviceFailed { id: port.to_string(), why })
+    told.then(|| Event::DeviceFailed { id: port.to_string(), why })
 }
 
 fn list(names: &[Name]) -> String {

@@ -14,6 +14,7 @@ use api::error::ErrorKind;
 use arch::memory_map::Range;
 use arch::x86_64::acpi::AcpiError;
 use devices::acpi::{HotPlugRegisters, MemoryDevice};
+use devices::complaints::FailureSink;
 use devices::gate::{Gate, Reason};
 use devices::legacy::{ConsoleSink, PanicPort, PanicSink, ResetControl, Serial};
 use devices::vfio::Domain;
@@ -70,6 +71,8 @@ pub struct Surroundings {
     pub panicked: PanicSink,
     /// That ends the machine.
     pub ends_at_panic: bool,
+    /// Hears what devices can no longer do.
+    pub failed: FailureSink,
 }
 
 /// What a machine is made of, decided before it is made.
@@ -158,6 +161,7 @@ impl Machine {
             if used { control.restart(&ram) } else { control.place(*region) }
         }
         let mut factory = Factory::new(Arc::clone(&vm), memory.clone(), functions, Arc::clone(&space), routes.clone(), backends);
+        factory.set_failed(Arc::clone(&surroundings.failed));
         factory.set_expired({
             let ending = Arc::clone(&ending);
             Arc::new(move || ending.say(End::Watchdog))
@@ -338,7 +342,7 @@ impl Machine {
         let (memory, blocks) = (GuestMemoryMmap::clone(&self.ram.memory()), self.factory.backends().memory_regions());
         let blocks: Vec<Range> = blocks.iter().map(|block| Range::sized(block.region().at, block.region().len)).collect();
         let touch = move |work: &Work| touch_in_background(&fixed(&memory, &blocks), work);
-        Preparation::start(Work::new(true, 0), touch).map(Some)
+        Preparation::start(Work::new(true, false, 0), touch).map(Some)
     }
 
     /// What host functions reach memory through, once there is one.
@@ -369,6 +373,12 @@ impl Machine {
 
     fn workers(&self) -> Vec<Arc<dyn Workers>> {
         self.pci.change(|tree| tree.hierarchy.workers())
+    }
+
+    /// Who hears what devices can no longer do.
+    #[must_use]
+    pub fn failed(&self) -> FailureSink {
+        self.factory.failed()
     }
 
     /// The balloon, if there is one.

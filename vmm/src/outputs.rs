@@ -11,6 +11,7 @@ use api::config::{OutputConfig, VmConfig};
 use api::events::Event;
 use api::http::Listening;
 use api::info::Phase;
+use devices::complaints::FailureSink;
 use devices::legacy::console::Discard;
 use devices::legacy::{Console, ConsoleSink, InputLine, Line, Panic, PanicSink, PowerEvent};
 use rustix::fs::OFlags;
@@ -131,16 +132,22 @@ impl Outputs {
     ) -> Result<End, RunError> {
         let resume = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RunError::Event)?);
         let events = service.as_ref().map(|service| service.published.events().clone());
+        let tell: Arc<dyn Fn(Event) + Send + Sync> = Arc::new(move |event| {
+            if let Some(events) = &events {
+                events.tell(event);
+            }
+        });
+        let (tells_panic, tells_failure) = (Arc::clone(&tell), Arc::clone(&tell));
         let panicked: PanicSink = Arc::new(move |panic| {
             let why = match panic {
                 Panic::Panicked => "the guest's kernel panicked",
                 Panic::CrashKernel => "the guest's kernel panicked, and another one saves what is left",
             };
             log::error!("{why}");
-            if let Some(events) = &events {
-                events.tell(Event::GuestPanic(why.to_owned()));
-            }
+            tells_panic(Event::GuestPanic(why.to_owned()));
         });
+        let failed: FailureSink =
+            Arc::new(move |id, why| tells_failure(Event::DeviceFailed { id: id.to_owned(), why: why.to_owned() }));
         let surroundings = Surroundings {
             serial: self.serial.clone(),
             console: self.console.clone(),
@@ -148,6 +155,7 @@ impl Outputs {
             resume: self.resume(&resume),
             panicked,
             ends_at_panic: options.no_reboot,
+            failed,
         };
         let mut ground = Some(ground);
         let mut ram: Option<GuestMemoryMmap> = None;
@@ -213,6 +221,7 @@ impl Outputs {
             }
             if by_guest || end == End::Reboot {
                 log::info!("the machine resets");
+                tell(Event::Reset(end.to_string()));
                 ram = Some(left);
                 changes = next_changes;
                 continue;

@@ -13,7 +13,6 @@ use api::error::{ApiError, ErrorKind};
 use api::events::Event;
 use api::http::{Limits, ServeError as ServerError, Server};
 use api::info::{Phase, Published, VmInfo};
-use devices::legacy::PowerEvent;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
@@ -30,7 +29,7 @@ use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
 use crate::snapshot::Snapshot;
-use crate::vcpu::{Ended, Named};
+use crate::vcpu::Named;
 use crate::waiting::{Boot, Waiting};
 use crate::working_set;
 
@@ -129,14 +128,13 @@ impl State<'_> {
     /// to end.
     fn go_on(&mut self) -> Result<Option<u8>, ServeError> {
         let Some(vm) = &mut self.vm else { return Ok(None) };
-        vm.follow();
+        if let Some(last) = vm.follow() {
+            self.published.set_progress(Some(last));
+        }
         if vm.can_go_on() {
             return self.start();
         }
-        let progress = vm.progress();
-        if self.published.get().is_some_and(|info| info.progress != progress) {
-            self.published.update(|info| info.progress = progress);
-        }
+        self.published.set_progress(vm.progress());
         let after = self.policy.as_ref().map_or_else(|_| Policy::default().answer_after, |policy| policy.answer_after);
         if vm.answer_at(after).is_some_and(|at| at <= Instant::now()) {
             self.promise();
@@ -243,18 +241,7 @@ impl State<'_> {
 
     /// Tells those who listen why the guest ended.
     fn tell_end(&self, end: End) {
-        let why = match end {
-            End::Power(PowerEvent::PowerOff) => "the guest powered off".to_owned(),
-            End::Power(PowerEvent::Reset) | End::Reboot => "the guest reset itself".to_owned(),
-            End::Panic => "the guest's kernel panicked".to_owned(),
-            End::Watchdog => "the guest did not serve its watchdog in time".to_owned(),
-            End::Power(PowerEvent::Exit(value)) => format!("the guest wrote {value} to the debug exit port"),
-            End::Vcpu(Ended::TripleFault) => "triple fault: the guest's processor had no way to go on".to_owned(),
-            End::Vcpu(Ended::Broken { id, what, code, at }) => format!("vCPU {id} at {at:#x}: {what} {code:#x}"),
-            End::Signal(signal) => format!("signal {signal}"),
-            End::Escape => "it was ended from the terminal".to_owned(),
-            End::Command => "a client asked for it".to_owned(),
-        };
+        let why = end.to_string();
         if matches!(end, End::Vcpu(_)) {
             self.published.events().tell(Event::GuestPanic(why.clone()));
         }

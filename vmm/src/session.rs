@@ -131,6 +131,9 @@ impl<'a, 's> Session<'a, 's> {
             self.hotplug.pause(Instant::now());
         }
         self.publish(phase);
+        if phase == Phase::Running {
+            self.service.published.events().tell(Event::KernelEntered);
+        }
         // Of what was on its way out at a reset nothing is left.
         self.forget();
         if let Some(reply) = self.service.starter.take() {
@@ -341,6 +344,8 @@ impl<'a, 's> Session<'a, 's> {
     /// Puts in devices whose memory is ready, and answers who has waited long enough.
     fn keep_promises(&mut self) {
         let outcomes = self.hotplug.follow_coming(self.machine, self.resizer.is_busy());
+        let ended = [self.resizer.take_last(), self.hotplug.take_last()];
+        ended.into_iter().flatten().for_each(|last| self.service.published.set_progress(Some(last)));
         if !outcomes.is_empty() {
             self.forget();
             self.publish_devices();
@@ -374,9 +379,7 @@ impl<'a, 's> Session<'a, 's> {
         self.promises.retain(|promise| self.hotplug.endpoint(&promise.name).is_some());
         let written = self.writing.as_ref().and_then(|(written, _)| written.progress());
         let progress = written.or_else(|| self.hotplug.coming().progress()).or_else(|| self.resizer.progress());
-        if self.service.published.get().is_some_and(|info| info.progress != progress) {
-            self.service.published.update(|info| info.progress = progress);
-        }
+        self.service.published.set_progress(progress);
     }
 
     /// All or nothing of what is asked for.

@@ -113,18 +113,19 @@ impl Waiting {
         Ok(())
     }
 
-    /// Notes that the ground is laid, or could not be. Returns whether that is news.
-    pub fn follow(&mut self) -> bool {
+    /// Notes that the ground is laid, or could not be. Returns how far it came if that is news.
+    pub fn follow(&mut self) -> Option<Progress> {
         if !matches!(&self.ground, Ground::Laying(laying) if laying.is_done()) {
-            return false;
+            return None;
         }
+        let last = self.progress();
         if let Ground::Laying(laying) = std::mem::replace(&mut self.ground, Ground::None) {
             self.ground = match laying.finish() {
                 Ok(laid) => Ground::Laid(Box::new(laid)),
                 Err(error) => Ground::Failed(error),
             };
         }
-        true
+        last
     }
 
     /// Readable when there may be news.

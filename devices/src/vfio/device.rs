@@ -21,7 +21,7 @@ use super::patch::{self, Placement, VfioOptions};
 use super::reset::{self, Outcome, Pending};
 use super::rom::Rom;
 use super::vectors::{Lender, VectorError};
-use crate::complaints::Complaints;
+use crate::complaints::{Complaints, Listener};
 
 /// A function of the host in a machine.
 pub struct VfioFunction<D: HostDevice> {
@@ -205,6 +205,11 @@ impl<D: HostDevice> VfioFunction<D> {
         self.detached || self.resetting.is_some()
     }
 
+    /// Who hears of what hardware can no longer do.
+    pub fn report_to(&mut self, listener: Listener) {
+        self.complaints.report_to(listener);
+    }
+
     /// Hardware decodes, and sends nothing.
     fn quiet(&mut self) {
         if let Err(error) = reset::set_command(&mut self.host.device, 0) {
@@ -222,9 +227,9 @@ impl<D: HostDevice> VfioFunction<D> {
             }
             Outcome::Failed(error) => {
                 let text = format_args!("device {name}: the reset failed, it may be in any state");
-                self.complaints.add_error(Level::Error, text, &error);
+                self.complaints.fail_error(Level::Error, text, &error);
             }
-            Outcome::Lost => self.complaints.add(
+            Outcome::Lost => self.complaints.fail(
                 Level::Error,
                 format_args!("device {name}: it does not answer after its reset; the host must be power-cycled"),
             ),
@@ -233,7 +238,7 @@ impl<D: HostDevice> VfioFunction<D> {
 
     fn complain(&mut self, what: &str, error: &dyn Error) {
         let name = &self.host.name;
-        self.complaints.add_error(Level::Warn, format_args!("device {name}: {what}"), error);
+        self.complaints.fail_error(Level::Warn, format_args!("device {name}: {what}"), error);
     }
 
     /// Decoding follows the command register and stops outside D0 (PCI Power Management 1.2, 5.4).

@@ -28,7 +28,7 @@ use super::ring::{Mark, Memory, Ring};
 use super::signals::Signals;
 use super::window::{Touch, Window};
 use super::worker::{Bell, Crew, Worker};
-use crate::complaints::Complaints;
+use crate::complaints::{Complaints, Listener};
 
 /// How long a write that switches bus mastering off waits for workers.
 const REST: Duration = Duration::from_secs(2);
@@ -46,6 +46,8 @@ pub trait Device: Send {
     fn transport_features(&self) -> u64 {
         feature::TRANSPORT
     }
+    /// Who hears of what the host's side of it can no longer do.
+    fn report_to(&mut self, _listener: Listener) {}
     /// Most entries of each queue, powers of two; at most [`layout::MAX_QUEUES`] queues.
     fn queue_sizes(&self) -> &[u16];
     /// Device configuration as bytes. Its length does not change; after a change of content, say
@@ -157,6 +159,12 @@ impl<D: Device> VirtioFunction<D> {
         &self.device
     }
 
+    /// Who hears of what it can no longer do.
+    pub fn report_to(&mut self, listener: Listener) {
+        self.complaints.report_to(Arc::clone(&listener));
+        self.device.report_to(listener);
+    }
+
     /// A dword of configuration space without the window's registers.
     #[cfg(test)]
     pub(super) fn registers_read(&self, at: u8) -> u32 {
@@ -244,7 +252,7 @@ impl<D: Device> VirtioFunction<D> {
             Ok(workers) => self.workers = workers,
             Err(error) => {
                 let text = format_args!("cannot serve a virtio queue, so the device gives up");
-                self.complaints.add_error(Level::Warn, text, &error);
+                self.complaints.fail_error(Level::Warn, text, &error);
                 self.signals.give_up();
             }
         }

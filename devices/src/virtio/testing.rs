@@ -1,6 +1,6 @@
 //! A driver for tests: finds and starts a device as a guest does, by configuration cycles, BAR accesses and guest memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pci::access::{Access, Lanes, Reg};
@@ -42,6 +42,14 @@ struct Lane {
 pub(super) struct Used {
     pub(super) head: u16,
     pub(super) len: u32,
+}
+
+/// What is told from now on of what `function` can no longer do.
+pub(super) fn heard<D: Device>(function: &mut VirtioFunction<D>) -> Arc<Mutex<Vec<String>>> {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&heard);
+    function.report_to(Arc::new(move |why| told.lock().unwrap().push(why.to_owned())));
+    heard
 }
 
 /// The driver and its machine.

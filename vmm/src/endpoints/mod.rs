@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use api::error::ErrorKind;
+use devices::complaints::{FailureSink, Listener};
 use devices::legacy::ConsoleSink;
 use devices::stub::{StubError, StubFunction};
 use devices::vfio::iommu::DomainError;
@@ -50,6 +51,8 @@ pub struct Factory {
     console: Option<(Arc<dyn ConsoleSink>, Arc<console::Input>)>,
     /// What a watchdog calls.
     expired: Option<Arc<dyn Fn() + Send + Sync>>,
+    /// Who hears what devices can no longer do.
+    failed: FailureSink,
     space: Arc<AddressSpace>,
     routes: GsiTable,
     msi: Arc<dyn MsiPort>,
@@ -90,8 +93,20 @@ impl Factory {
     ) -> Self {
         let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
         let Functions { domain, open } = functions;
-        let factory =
-            Self { vm, memory, backends, console: None, expired: None, space, routes, msi, domain, open, wires: BTreeMap::new() };
+        let factory = Self {
+            vm,
+            memory,
+            backends,
+            console: None,
+            expired: None,
+            failed: Arc::new(|_, _| {}),
+            space,
+            routes,
+            msi,
+            domain,
+            open,
+            wires: BTreeMap::new(),
+        };
         if let Some(domain) = &factory.domain {
             factory.pin_balloon();
             for region in factory.backends.memory_regions() {
@@ -109,6 +124,23 @@ impl Factory {
     /// What a watchdog calls when it was not served in time. Set before one is made.
     pub fn set_expired(&mut self, expired: Arc<dyn Fn() + Send + Sync>) {
         self.expired = Some(expired);
+    }
+
+    /// Who hears what devices can no longer do. Set before one is made.
+    pub fn set_failed(&mut self, failed: FailureSink) {
+        self.failed = failed;
+    }
+
+    /// Who hears what devices can no longer do.
+    #[must_use]
+    pub fn failed(&self) -> FailureSink {
+        Arc::clone(&self.failed)
+    }
+
+    /// Who hears what the device `name` can no longer do.
+    fn listener(&self, name: &str) -> Listener {
+        let (failed, name) = (self.failed(), name.to_owned());
+        Arc::new(move |why| failed(&name, why))
     }
 
     /// From here on devices of the host may write to any page: one that the guest had given back would be another page for
@@ -241,7 +273,9 @@ impl Factory {
             return Err(FunctionError::Changed { at });
         }
         let events = self.wire(order.gsi).map(SharedIntx::events).transpose().map_err(FunctionError::Event)?;
-        Ok(VfioFunction::new(host, options, Arc::new(self.routes.clone()), events, order.id)?)
+        let mut function = VfioFunction::new(host, options, Arc::new(self.routes.clone()), events, order.id)?;
+        function.report_to(self.listener(order.name));
+        Ok(function)
     }
 
     /// Opens a host function that nobody expected when the machine was made.

@@ -28,7 +28,7 @@ impl Reaching {
     #[must_use]
     pub fn work(&self) -> Work {
         let blocks: u64 = self.blocks.iter().map(|block| block.sizes().plugged).sum();
-        Work::new(false, self.fixed().iter().map(|region| region.len).sum::<u64>() + blocks)
+        Work::new(false, true, self.fixed().iter().map(|region| region.len).sum::<u64>() + blocks)
     }
 
     /// Maps it. What nobody has touched gets its pages from several threads. Nothing is mapped if it fails.

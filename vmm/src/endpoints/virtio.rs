@@ -13,9 +13,8 @@ use devices::virtio::net::{NetFunction, NetSpec};
 use devices::virtio::rng::Rng;
 use devices::virtio::vhost_user::RemoteFunction;
 use devices::virtio::vsock::{Vsock, VsockSpec};
-use devices::virtio::{Device, Memory, VirtioFunction};
+use devices::virtio::{Device, VirtioFunction};
 use pci::function::{FunctionId, Shared};
-use pci::seams::MsiPort;
 
 use super::{Factory, FunctionError};
 use crate::backends::{Backend, offloads};
@@ -41,14 +40,16 @@ impl Factory {
                     limit: limit(&disk.io.rate_limit),
                     engine: engine(disk.io.engine),
                 };
-                Arc::new(Mutex::new(BlockFunction::new(name, spec, memory, msi)?))
+                self.share(name, BlockFunction::new(name, spec, memory, msi)?)
             }
             (Virtio::Vsock(vsock), Backend::Listening(socket)) => {
                 let listener = socket.listener().map_err(failed)?;
                 let spec = VsockSpec { cid: vsock.cid, path: vsock.socket.clone(), listener };
-                function(Vsock::new(name, spec).map_err(failed)?, memory, msi)?
+                self.share(name, VirtioFunction::with_device(Vsock::new(name, spec).map_err(failed)?, memory, msi)?)
             }
-            (Virtio::Rng(_), Backend::Random(file)) => function(Rng::new(name, file).map_err(failed)?, memory, msi)?,
+            (Virtio::Rng(_), Backend::Random(file)) => {
+                self.share(name, VirtioFunction::with_device(Rng::new(name, file).map_err(failed)?, memory, msi)?)
+            }
             (Virtio::Net(net), Backend::Taps(taps, mac)) => {
                 let spec = NetSpec {
                     taps,
@@ -58,35 +59,36 @@ impl Factory {
                     offloads: offloads(net),
                     limit: limit(&net.rate_limit),
                 };
-                Arc::new(Mutex::new(NetFunction::new(name, spec, memory, msi)?))
+                self.share(name, NetFunction::new(name, spec, memory, msi)?)
             }
             (Virtio::Disk(_) | Virtio::Net(_) | Virtio::Folder(_), Backend::Server(server, spec)) => {
                 let msi = Arc::new(RoutedMsi::new(self.vm.fd(), self.routes.clone(), id, name));
-                Arc::new(Mutex::new(RemoteFunction::new(name, &spec, server, memory, msi)?))
+                self.share(name, RemoteFunction::new(name, &spec, server, memory, msi)?)
             }
             (Virtio::Console(_), _) => {
                 let (output, input) = self.console.clone().ok_or(FunctionError::Unknown)?;
-                function(Console::new(name, output, input), memory, msi)?
+                self.share(name, VirtioFunction::with_device(Console::new(name, output, input), memory, msi)?)
             }
             (Virtio::Balloon(balloon), Backend::Balloon(control)) => {
                 let spec =
                     BalloonSpec { deflate_on_oom: balloon.deflate_on_oom, free_page_reporting: balloon.free_page_reporting };
                 let made = VirtioFunction::with_device(Balloon::new(name, spec, Arc::clone(&control)), memory, msi)?;
                 control.connect(made.signals());
-                Arc::new(Mutex::new(made))
+                self.share(name, made)
             }
             (Virtio::Memory { .. }, Backend::Memory(control)) => {
                 let made = VirtioFunction::with_device(Mem::new(name, Arc::clone(&control)), memory, msi)?;
                 control.connect(made.signals());
-                Arc::new(Mutex::new(made))
+                self.share(name, made)
             }
             _ => return Err(FunctionError::Unknown),
         })
     }
-}
 
-fn function<D: Device + 'static>(device: D, memory: Memory, msi: Arc<dyn MsiPort>) -> Result<Shared, FunctionError> {
-    Ok(Arc::new(Mutex::new(VirtioFunction::with_device(device, memory, msi)?)))
+    fn share<D: Device + 'static>(&self, name: &str, mut function: VirtioFunction<D>) -> Shared {
+        function.report_to(self.listener(name));
+        Arc::new(Mutex::new(function))
+    }
 }
 
 fn engine(config: IoEngine) -> Engine {

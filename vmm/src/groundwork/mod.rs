@@ -141,7 +141,7 @@ impl Groundwork {
     /// What laying it is.
     #[must_use]
     pub fn work(&self) -> Work {
-        Work::new(self.touches(), self.regions().iter().map(|region| region.len).sum())
+        Work::new(self.touches(), self.functions.domain.is_some(), self.regions().iter().map(|region| region.len).sum())
     }
 
     /// Lays it, on this thread and some of its own. Returns when all is done, or soon after `work` was told to stop.
@@ -236,8 +236,7 @@ mod tests {
         while !laying.is_done() {
             thread::yield_now();
         }
-        // What follows, maps, is nothing without host functions.
-        assert_eq!(laying.progress(), Progress { step: Step::DmaMap, done: 0, total: bytes });
+        assert_eq!(laying.progress(), Progress { step: Step::Prefault, done: bytes, total: bytes });
         let ground = laying.finish().unwrap();
         // RAM of a machine that ran is not touched again.
         let again = Groundwork::open(Vm::new().unwrap(), &needs(bytes, prefault(3)), Some(ground.ram)).unwrap();

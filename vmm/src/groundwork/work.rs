@@ -15,6 +15,8 @@ use crate::signals::Signals;
 #[derive(Debug, Default)]
 pub struct Work {
     touches: bool,
+    /// Functions of the host are to reach it.
+    maps: bool,
     /// What it is, if it is nothing of that.
     step: Option<Step>,
     total: u64,
@@ -24,10 +26,10 @@ pub struct Work {
 }
 
 impl Work {
-    /// With `total` bytes, which may have to be touched first.
+    /// With `total` bytes, which are touched, mapped for functions of the host, or both, in this order.
     #[must_use]
-    pub fn new(touches: bool, total: u64) -> Self {
-        Self { touches, total, ..Self::default() }
+    pub fn new(touches: bool, maps: bool, total: u64) -> Self {
+        Self { touches, maps, total, ..Self::default() }
     }
 
     /// The step `step` alone, with `total` bytes.
@@ -64,7 +66,7 @@ impl Work {
         if let Some(step) = self.step {
             return Progress { step, done: touched, total };
         }
-        if self.touches && touched < total {
+        if self.touches && (touched < total || !self.maps) {
             Progress { step: Step::Prefault, done: touched, total }
         } else {
             Progress { step: Step::DmaMap, done: self.mapped.load(Ordering::Relaxed), total }

@@ -33,12 +33,14 @@ pub struct ComingDevices {
     mapping: Option<Preparation<()>>,
     /// Nobody waited for it any more.
     broken_off: bool,
+    /// How far memory was when mapping it ended, until that is told.
+    pub(super) last: Option<Progress>,
     done: Arc<EventFd>,
 }
 
 impl ComingDevices {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { devices: Vec::new(), mapping: None, broken_off: false, done: Arc::new(groundwork::event()?) })
+        Ok(Self { devices: Vec::new(), mapping: None, broken_off: false, last: None, done: Arc::new(groundwork::event()?) })
     }
 
     /// Whether memory has to be made ready for the device.
@@ -113,8 +115,10 @@ impl ComingDevices {
         let _ = self.done.read();
         let mut result = Ok(());
         if let Some(mapping) = self.mapping.take_if(|mapping| mapping.is_done()) {
+            let last = mapping.progress();
             result = mapping.finish();
             if !std::mem::take(&mut self.broken_off) {
+                self.last = Some(last);
                 return self.all(result.map_err(|error| chain(&error)));
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arch::memory_map::Range;
 use devices::acpi::MemoryDevice;
-use devices::complaints::chain;
+use devices::complaints::{FailureSink, chain};
 use devices::vfio::Domain;
 use devices::virtio::vhost_user::Server;
 use pci::topology::Name;
@@ -45,7 +45,7 @@ impl Growth {
     /// What making it is; without bytes if it takes no time.
     pub fn work(&self) -> Work {
         let bytes = if self.touches() { self.ranges.iter().map(Range::len).sum() } else { 0 };
-        Work::new(self.touches(), bytes)
+        Work::new(self.touches(), self.domain.is_some(), bytes)
     }
 
     /// Makes it. Nothing is mapped if it cannot be had.
@@ -72,19 +72,22 @@ pub(super) struct Telling {
 
 impl Telling {
     /// Tells `servers` that RAM is `memory` from now on; `done` becomes readable at the end. One that does not follow is done
-    /// with: its device gives up, and the guest goes on.
+    /// with, of which `failed` hears: its device gives up, and the guest goes on.
     pub fn start(
         servers: Vec<(Name, Arc<Server>)>,
         memory: GuestMemoryMmap,
         done: Arc<EventFd>,
+        failed: FailureSink,
     ) -> Result<Self, GroundworkError> {
         let wanted = Arc::new(());
         let theirs = Arc::downgrade(&wanted);
-        let thread = Preparation::start_with(Work::new(false, 0), done, move |_| {
+        let thread = Preparation::start_with(Work::new(false, false, 0), done, move |_| {
             for (name, server) in servers {
                 let wanted = theirs.clone();
                 if let Err(error) = server.memory_grew(&memory, move || wanted.strong_count() == 0) {
-                    log::error!("{name}: its server does not take memory that came: {}", chain(&error));
+                    let why = format!("{name}: its server does not take memory that came: {}", chain(&error));
+                    log::error!("{why}");
+                    failed(&name.0, &why);
                 }
             }
             Ok(())

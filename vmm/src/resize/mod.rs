@@ -85,6 +85,8 @@ pub struct Resizer {
     blocks: Vec<Arc<MemControl>>,
     /// What the guest had of them when it was last told.
     plugged: u64,
+    /// How far memory was when its preparation ended, until that is told.
+    last: Option<Progress>,
     /// Readable when a thread is done or the guest has other blocks.
     done: Arc<EventFd>,
 }
@@ -119,6 +121,7 @@ impl Resizer {
             growing: None,
             blocks,
             plugged: 0,
+            last: None,
             done,
         })
     }
@@ -195,7 +198,10 @@ impl Resizer {
         let mut changed = false;
         if let Some((coming, stage)) = self.growing.take_if(|(_, stage)| stage.is_done()) {
             changed = match stage {
-                Stage::Making(preparation) => self.put(machine, coming, preparation.finish().map_err(GrowthError::from)),
+                Stage::Making(preparation) => {
+                    self.last = Some(preparation.progress()).filter(|progress| progress.total > 0);
+                    self.put(machine, coming, preparation.finish().map_err(GrowthError::from))
+                }
                 Stage::Telling(telling) => self.finish(machine, &coming, telling.finish().map_err(GrowthError::from)),
             };
         }
@@ -252,7 +258,7 @@ impl Resizer {
         if added.is_err() || servers.is_empty() {
             return self.finish(machine, &coming, added);
         }
-        match Telling::start(servers, machine.ram(), Arc::clone(&self.done)) {
+        match Telling::start(servers, machine.ram(), Arc::clone(&self.done), machine.failed()) {
             Ok(telling) => {
                 self.growing = Some((coming, Stage::Telling(telling)));
                 false
@@ -265,7 +271,9 @@ impl Resizer {
     fn finish(&mut self, machine: &mut Machine, coming: &Coming, added: Result<(), GrowthError>) -> bool {
         if let Err(error) = &added {
             let bytes = Size(coming.devices().iter().map(|device| device.len).sum());
-            log::error!("cannot add {bytes} of memory: {}", chain(error));
+            let why = format!("cannot add {bytes} of memory: {}", chain(error));
+            log::error!("{why}");
+            machine.failed()("memory", &why);
         }
         match (coming, &added) {
             (Coming::Devices(devices), Ok(())) => machine.show_memory(devices),
@@ -308,6 +316,11 @@ impl Resizer {
     pub fn progress(&self) -> Option<Progress> {
         let Some((_, Stage::Making(preparation))) = &self.growing else { return None };
         Some(preparation.progress()).filter(|progress| progress.total > 0)
+    }
+
+    /// How far memory was whose preparation ended since the last call.
+    pub fn take_last(&mut self) -> Option<Progress> {
+        self.last.take()
     }
 
     /// Processors and memory, with what was promised.

@@ -59,8 +59,10 @@ impl Session<'_, '_> {
             return;
         }
         if let Some((written, reply)) = self.writing.take() {
+            let last = written.progress();
             let ended = written.finish();
-            self.service.published.update(|info| info.progress = None);
+            self.service.published.set_progress(last);
+            self.service.published.set_progress(None);
             reply.send(ended.map_err(|error| ApiError::from_error(ErrorKind::Internal, &error)));
         }
     }

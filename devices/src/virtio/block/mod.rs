@@ -37,7 +37,7 @@ use super::kind::Kind;
 use super::limit::{Limit, LimitSpec};
 use super::ring::{Memory, Ring, Served};
 use super::worker::{Stop, Worker};
-use crate::complaints::Complaints;
+use crate::complaints::{Complaints, Listener};
 pub use image::{Format, Image, ImageError};
 use request::Disk;
 use uring::Uring;
@@ -121,7 +121,7 @@ impl Block {
         Ok(Self {
             thread_name: format!("blk-{}", name()),
             config: config(sectors, image.block(), queues, queue_size),
-            disk: Arc::new(Disk { image, sectors, serial }),
+            disk: Arc::new(Disk { image, sectors, serial, name: name(), complaints: Mutex::default() }),
             sizes: vec![queue_size; queues.into()],
             limit,
             engine: Arc::new(Chosen::new(name(), engine)),
@@ -142,6 +142,10 @@ impl Device for Block {
             1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
         };
         if self.sizes.len() > 1 { features | 1 << VIRTIO_BLK_F_MQ } else { features }
+    }
+
+    fn report_to(&mut self, listener: Listener) {
+        self.disk.complaints.lock().unwrap_or_else(PoisonError::into_inner).report_to(listener);
     }
 
     fn queue_sizes(&self) -> &[u16] {

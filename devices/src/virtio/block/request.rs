@@ -2,8 +2,9 @@
 
 use std::io;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use log::Level;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
@@ -13,6 +14,7 @@ use vm_memory::{Bytes, GuestMemoryMmap, VolatileSlice};
 
 use super::image::{Direction, Image};
 use super::{SECTOR, SERIAL_LEN};
+use crate::complaints::Complaints;
 use crate::virtio::buffers::{Buffers, scatter, split_last, take, total};
 use crate::virtio::ring::Served;
 
@@ -28,6 +30,9 @@ pub(super) struct Disk {
     pub(super) image: Arc<Image>,
     pub(super) sectors: u64,
     pub(super) serial: [u8; SERIAL_LEN],
+    pub(super) name: String,
+    /// Of requests that the image failed, which a guest can repeat.
+    pub(super) complaints: Mutex<Complaints>,
 }
 
 impl Disk {
@@ -93,17 +98,25 @@ impl Disk {
     /// Does it; how many bytes before the status byte it wrote to guest memory.
     pub(super) fn carry_out(&self, work: Work<'_>, durable: bool, stopped: &impl Fn() -> bool) -> Result<u32, Fault> {
         let (written, durable) = (work.written(), durable && work.changes());
-        match work {
-            Work::Transfer { direction, memory, offset, .. } => self.image.transfer(direction, &memory, offset, stopped)?,
-            Work::Flush => self.image.flush()?,
-            Work::Discard { offset, len } => self.image.discard(offset, len, stopped)?,
-            Work::Zeroes { offset, len, unmap } => self.image.write_zeroes(offset, len, unmap, stopped)?,
-            Work::Done(_) => {}
+        let done = match work {
+            Work::Transfer { direction, memory, offset, .. } => self.image.transfer(direction, &memory, offset, stopped),
+            Work::Flush => self.image.flush(),
+            Work::Discard { offset, len } => self.image.discard(offset, len, stopped),
+            Work::Zeroes { offset, len, unmap } => self.image.write_zeroes(offset, len, unmap, stopped),
+            Work::Done(_) => Ok(()),
+        };
+        let done = done.and_then(|()| if durable { self.image.flush() } else { Ok(()) });
+        done.map(|()| written).map_err(|error| self.failed(&error, stopped))
+    }
+
+    /// Tells that the image failed a request, unless that was broken off. The guest gets one error for all of them and writes
+    /// its own log.
+    pub(super) fn failed(&self, error: &io::Error, stopped: impl Fn() -> bool) -> Fault {
+        if !stopped() {
+            let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+            complaints.fail_error(Level::Warn, format_args!("{}: its image failed a request", self.name), error);
         }
-        if durable {
-            self.image.flush()?;
-        }
-        Ok(written)
+        Fault::Failed
     }
 
     /// The only segment of a discard or of zeros to write, which lies on the disk.
@@ -199,13 +212,6 @@ struct Segment {
 pub(super) enum Fault {
     Unsupported,
     Failed,
-}
-
-impl From<io::Error> for Fault {
-    fn from(_: io::Error) -> Self {
-        // The guest gets one error for all of them and writes its own log.
-        Self::Failed
-    }
 }
 
 /// Takes the header off: type and sector. It may lie in several parts.

@@ -242,11 +242,16 @@ fn what_is_written_is_there_after_the_answer_to_a_flush() {
 }
 
 #[test]
-fn a_file_that_became_shorter_is_an_error_of_the_request() {
+fn a_file_that_became_shorter_is_an_error_of_the_request_and_told_and_what_the_guest_asks_in_vain_is_not() {
     let mut guest = Guest::ready();
+    let heard = testing::heard(&mut guest.function);
+    assert_eq!(guest.request(IN, u64::MAX, &[(DATA_AT, 1024, WRITE)]).0, IOERR);
+    assert_eq!(*heard.lock().unwrap(), [""; 0]);
     guest.file.set_len(1024).unwrap();
     assert_eq!(guest.request(IN, 1, &[(DATA_AT, 1024, WRITE)]).0, IOERR);
     assert_eq!(guest.request(IN, 1, &[(DATA_AT, 512, WRITE)]).0, OK);
+    let heard = heard.lock().unwrap();
+    assert!(heard.len() == 1 && heard[0].starts_with("test: its image failed a request: "), "{heard:?}");
 }
 
 #[test]

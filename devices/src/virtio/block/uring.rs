@@ -239,11 +239,12 @@ impl<'m> Step<'m> {
             return Ok(false);
         }
         let stopped = || lane.stop.stopped();
+        let failed = |error: io::Error| lane.disk.failed(&error, stopped);
         match (self, error) {
             (Self::Transfer { left, offset, .. }, None) => {
                 let moved = usize::try_from(result).unwrap_or(0);
                 if moved == 0 {
-                    return Err(Fault::Failed);
+                    return Err(lane.disk.failed(&io::ErrorKind::UnexpectedEof.into(), stopped));
                 }
                 left.advance(moved);
                 *offset += moved as u64;
@@ -253,13 +254,13 @@ impl<'m> Step<'m> {
             (Self::Transfer { direction, left, offset, .. }, Some(libc::EAGAIN)) => {
                 let mut piece = Vec::new();
                 left.batch(&mut piece);
-                lane.disk.image.transfer(*direction, &piece, *offset, stopped)?;
+                lane.disk.image.transfer(*direction, &piece, *offset, stopped).map_err(failed)?;
                 let moved = piece.iter().map(VolatileSlice::len).sum();
                 left.advance(moved);
                 *offset += moved as u64;
                 Ok(left.is_done())
             }
-            (Self::Flush, Some(libc::EAGAIN)) => Ok(lane.disk.image.flush().map(|()| true)?),
+            (Self::Flush, Some(libc::EAGAIN)) => lane.disk.image.flush().map(|()| true).map_err(failed),
             (Self::Discard { offset, len } | Self::Zeroes { offset, len, .. }, None) => {
                 let span = SPAN.min(*len);
                 *offset += span;
@@ -269,11 +270,13 @@ impl<'m> Step<'m> {
             (Self::Flush, None) => Ok(true),
             (_, Some(libc::ECANCELED)) => Err(Fault::Failed),
             // The file, its medium or the kernel may not know how; there are other ways.
-            (Self::Discard { offset, len }, Some(_)) => Ok(lane.disk.image.discard(*offset, *len, stopped).map(|()| true)?),
-            (Self::Zeroes { offset, len, unmap }, Some(_)) => {
-                Ok(lane.disk.image.write_zeroes(*offset, *len, *unmap, stopped).map(|()| true)?)
+            (Self::Discard { offset, len }, Some(_)) => {
+                lane.disk.image.discard(*offset, *len, stopped).map(|()| true).map_err(failed)
             }
-            (Self::Transfer { .. } | Self::Flush, Some(_)) => Err(Fault::Failed),
+            (Self::Zeroes { offset, len, unmap }, Some(_)) => {
+                lane.disk.image.write_zeroes(*offset, *len, *unmap, stopped).map(|()| true).map_err(failed)
+            }
+            (Self::Transfer { .. } | Self::Flush, Some(error)) => Err(failed(io::Error::from_raw_os_error(error))),
         }
     }
 }

@@ -12,7 +12,7 @@ use vm_memory::{GuestAddress, GuestMemory, GuestMemoryMmap};
 
 use super::super::pages;
 use super::super::signals::Signals;
-use crate::complaints::Complaints;
+use crate::complaints::{Complaints, Listener};
 
 /// The smallest block: the smallest huge page, so that a block costs no page table of its own.
 const BLOCK_MIN: u64 = 2 << 20;
@@ -235,6 +235,11 @@ impl MemControl {
         mapped
     }
 
+    /// Whom it is told that the host has no memory for a block.
+    pub(super) fn report_to(&self, listener: Listener) {
+        lock(&self.blocks).complaints.report_to(listener);
+    }
+
     /// The guest takes the `count` blocks at `at`. `broken_off` is asked between blocks, and between pieces of large ones, for what
     /// to answer in place of going on.
     pub(super) fn plug(
@@ -265,7 +270,7 @@ impl MemControl {
                     return Some(outcome);
                 }
                 let text = format_args!("the guest cannot have the memory at {at:#x} that it is to have");
-                blocks.complaints.add_error(Level::Warn, text, &error);
+                blocks.complaints.fail_error(Level::Warn, text, &error);
                 return Some(Outcome::Busy);
             }
             done.push(at);

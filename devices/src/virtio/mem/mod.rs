@@ -21,6 +21,7 @@ use super::function::{Device, Start};
 use super::kind::Kind;
 use super::ring::{Chain, Ring, Served};
 use super::worker::{Stop, Worker};
+use crate::complaints::Listener;
 
 pub use control::{MemControl, MemError, Reach, Region, Sizes};
 use control::{Outcome, Plugged};
@@ -62,6 +63,10 @@ impl Device for Mem {
 
     fn features(&self) -> u64 {
         F_ACPI_PXM | F_UNPLUGGED_INACCESSIBLE
+    }
+
+    fn report_to(&mut self, listener: Listener) {
+        self.control.report_to(listener);
     }
 
     fn queue_sizes(&self) -> &[u16] {

@@ -20,6 +20,8 @@ const BURST: u32 = 64;
 
 /// A queue of the driver and one of the tap.
 pub(super) struct Lane {
+    /// Of the interface.
+    pub(super) name: String,
     pub(super) tap: Arc<Tap>,
     pub(super) ring: Ring,
     pub(super) limit: Limit,
@@ -109,9 +111,9 @@ impl Lane {
         Ok(more)
     }
 
-    /// Logs a failure of the tap.
+    /// Tells of a failure of the tap.
     pub(super) fn complain(&self, what: &str, error: &io::Error) {
         let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
-        complaints.add_error(Level::Warn, format_args!("{what}"), error);
+        complaints.fail_error(Level::Warn, format_args!("{}: {what}", self.name), error);
     }
 }

@@ -37,7 +37,7 @@ use super::kind::Kind;
 use super::limit::{Limit, LimitSpec};
 use super::ring::{Memory, Ring};
 use super::worker::{Stop, Worker};
-use crate::complaints::Complaints;
+use crate::complaints::{Complaints, Listener};
 use control::{Control, Setting};
 use lane::Lane;
 use receive::Receiver;
@@ -138,6 +138,10 @@ impl Device for Net {
         bits(&offered) | offload_features(self.spec.offloads)
     }
 
+    fn report_to(&mut self, listener: Listener) {
+        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).report_to(listener);
+    }
+
     fn queue_sizes(&self) -> &[u16] {
         &self.sizes
     }
@@ -162,7 +166,7 @@ impl Device for Net {
             let lane = |ring: Ring| {
                 let limit = Limit::new(self.spec.limit, Instant::now());
                 let bells = vec![ring.bell().clone()];
-                (bells, Lane { tap: tap.clone(), ring, limit, complaints: self.complaints.clone() })
+                (bells, Lane { name: self.name.clone(), tap: tap.clone(), ring, limit, complaints: self.complaints.clone() })
             };
             if let Some((bells, lane)) = start.ring(2 * pair).map(lane) {
                 let name = format!("rx{pair}-{}", self.name);

@@ -5,7 +5,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 
 use super::*;
 use crate::virtio::limit::BucketSpec;
-use crate::virtio::testing::{DATA, Driver, WRITE, survives_hostile_rings};
+use crate::virtio::testing::{DATA, Driver, WRITE, heard, survives_hostile_rings};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
 const ALL: Offloads = Offloads { checksum: true, tcp4: true, tcp6: true, ecn: true, udp: true };
@@ -145,6 +145,7 @@ fn a_limit_delays_and_loses_nothing() {
 #[test]
 fn a_tap_that_is_gone_loses_packets_and_nothing_else() {
     let (mut driver, far) = one();
+    let heard = heard(&mut driver.function);
     drop(far);
     driver.put(DATA, &packet(64));
     for n in 0..20 {
@@ -153,6 +154,8 @@ fn a_tap_that_is_gone_loses_packets_and_nothing_else() {
         driver.answer(1);
     }
     assert!(!driver.gave_up());
+    let heard = heard.lock().unwrap();
+    assert!((1..=8).contains(&heard.len()) && heard[0].starts_with("test: the tap "), "{heard:?}");
 }
 
 #[test]

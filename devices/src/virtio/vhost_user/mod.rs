@@ -17,7 +17,7 @@ mod tests;
 use std::borrow::Cow;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pci::seams::MsiPort;
 use pci::state::{StateError, Writer};
@@ -33,7 +33,7 @@ use super::net::tap::Offloads;
 use super::net::{CONTROL_QUEUE, offload_features};
 use super::ring::{Memory, Ring};
 use super::worker::{Bell, Stop, Worker};
-use crate::complaints::Complaints;
+use crate::complaints::{Complaints, Listener};
 pub use connection::{Connection, ConnectionError};
 use relay::Relay;
 pub use server::{Server, ServerError};
@@ -235,6 +235,10 @@ impl Device for Remote {
 
     fn transport_features(&self) -> u64 {
         self.features & feature::TRANSPORT
+    }
+
+    fn report_to(&mut self, listener: Listener) {
+        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).report_to(listener);
     }
 
     fn queue_sizes(&self) -> &[u16] {

@@ -52,7 +52,7 @@ impl Relay {
             Ok(connection) => connection,
             Err(error) => {
                 let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
-                complaints.add_error(Level::Error, format_args!("{}: the device gives up", self.name), &error);
+                complaints.fail_error(Level::Error, format_args!("{}: the device gives up", self.name), &error);
                 self.server.current().close();
                 self.start.signals.give_up();
                 return false;
@@ -70,7 +70,7 @@ impl Relay {
                 }
                 Err(error) => {
                     let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
-                    complaints.add_error(Level::Warn, format_args!("{}: its server does not stop", self.name), &error);
+                    complaints.fail_error(Level::Warn, format_args!("{}: its server does not stop", self.name), &error);
                     connection.close();
                     self.start.signals.give_up();
                     false
@@ -79,7 +79,7 @@ impl Relay {
             Ended::Gone => {
                 let (path, name) = (self.server.path().display(), &self.name);
                 let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
-                complaints.add(Level::Error, format_args!("{name}: the server at {path} is gone; the device gives up"));
+                complaints.fail(Level::Error, format_args!("{name}: the server at {path} is gone; the device gives up"));
                 connection.close();
                 self.start.signals.give_up();
                 false
