@@ -109,6 +109,21 @@ devices     gpu0
 }
 
 #[test]
+fn memory_is_shown_with_what_is_on_its_way_and_what_may_come() {
+    let line = |memory: &str, actual: u64| {
+        let published = machine();
+        published.update(|info| {
+            info.config.memory = memory.parse().unwrap();
+            info.memory = actual;
+        });
+        let text = ctl(&["info"], &published, |command| panic!("{command:?}")).unwrap();
+        text.lines().find_map(|line| line.strip_prefix("memory      ")).unwrap().to_owned()
+    };
+    assert_eq!(line("512M,hotplug=1G", 512 << 20), "512M; 1G may come to what it started with");
+    assert_eq!(line("1G,hotplug=1G", 640 << 20), "640M, on its way to 1G; 1G may come to what it started with");
+}
+
+#[test]
 fn json_is_the_reply_itself() {
     let text = ctl(&["--json", "info"], &machine(), |command| panic!("{command:?}")).unwrap();
     let reply: Value = serde_json::from_str(&text).unwrap();
