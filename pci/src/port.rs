@@ -325,6 +325,14 @@ impl Port {
         self.change_slot(|slot| slot.remove(active))
     }
 
+    /// The device of a port without a slot is gone for good: the link goes down. Nothing here tells the guest.
+    pub fn vacate(&mut self) {
+        if self.slot.is_none() {
+            self.planned.occupied = false;
+            self.show_link();
+        }
+    }
+
     /// Asks the guest to let go of the device in the slot.
     pub fn request_removal(&mut self) -> Result<(), SlotError> {
         self.change_slot(Slot::request)

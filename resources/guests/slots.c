@@ -5,7 +5,8 @@
  * serial port resets the machine. `wait=wire` or `wait=message`: looks at slots after an interrupt of a port only, by INTx or
  * by MSI. `errors=1`: takes over error reporting, prints `error SOURCE UNCORRECTABLE CORRECTABLE` for
  * what a root port collects. `bus=N`: follows the registers that ACPI has for bus N, the first with such registers, as a driver
- * of it would; `eject=0`: keeps what it is asked to let go of. */
+ * of it would; `eject=0`: keeps what it is asked to let go of. `places=N`: follows what the first N of these registers ask for,
+ * whatever the bits stand for: `asked for place REGISTER.BIT`, `let go of place REGISTER.BIT`. */
 #include "device.h"
 #include "ioapic.h"
 #include "pci.h"
@@ -208,6 +209,22 @@ static void look_at_bus(u32 bus, bool eject) {
     }
 }
 
+static void look_at_places(u32 registers, bool eject) {
+    for (u32 index = 0; index < registers; index++) {
+        u32 down = in32((u16)(LEAVES + 12 * index));
+        for (u32 n = 0; n < 32; n++) {
+            if (!(down >> n & 1))
+                continue;
+            say("asked for place %u.%u\n", index, n);
+            if (eject) {
+                out32((u16)(LET_GO + 12 * index), 1u << n);
+                say("let go of place %u.%u\n", index, n);
+                left++;
+            }
+        }
+    }
+}
+
 void guest(void) {
     quiet = option("quiet", 0);
     acknowledge = option("acknowledge", 1);
@@ -242,6 +259,7 @@ void guest(void) {
         rung = true; /* what is there already */
     }
     u32 bus = (u32)option("bus", 0);
+    u32 places = (u32)option("places", 0);
     bool eject = option("eject", 1);
     say("slots %u\n", slot_count);
     for (int c = -1; c != '\n'; c = serial_read()) {
@@ -256,6 +274,7 @@ void guest(void) {
             look_for_errors();
         if (bus)
             look_at_bus(bus, eject);
+        look_at_places(places, eject);
         if (by_wire)
             listen_to_wires();
     }

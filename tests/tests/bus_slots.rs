@@ -1,10 +1,11 @@
-//! Devices that come to a conventional bus and leave it by ACPI, from the outside: a guest that drives the registers as ACPI's
-//! methods do.
+//! Devices that come to a conventional bus and leave it by ACPI, and those of the start that leave, from the outside: a guest that
+//! drives the registers as ACPI's methods do.
 
 use std::thread;
 use std::time::Duration;
 
 use tests::Guest;
+use tests::guest::image;
 use tests::server::Server;
 
 /// Follows the registers of bus 2, on a machine with one bridge.
@@ -101,4 +102,107 @@ fn bridges_that_cannot_be_are_refused_with_the_limit() {
         let guest = Guest::new("slots").with(&["--pcie", pcie, "--dry-run"]);
         guest.run().expect_code(1).expect_error(&[part]);
     }
+}
+
+/// A machine of vm.create with the built-in policy, whose guest follows two registers: a disk and a source of random numbers on the
+/// root bus, three stubs below root ports.
+fn created(folder: &tempfile::TempDir) -> Server {
+    let disk = folder.path().join("d.img");
+    std::fs::write(&disk, vec![0; 1 << 20]).unwrap_or_else(|error| panic!("{error}"));
+    let server = Server::with_policy("");
+    let (kernel, disk) = (image("slots.elf"), disk.display());
+    let body = format!(
+        r#"{{"payload":{{"kernel":"{kernel}","cmdline":"places=2"}},"memory":{{"size":67108864}},"serial":{{"mode":"Tty"}},
+           "disks":[{{"path":"{disk}"}}],"rng":{{"src":"/dev/urandom"}},
+           "devices":[{{"banyan":"stub,id=a,bar0=64K:mem32"}},{{"banyan":"stub,id=b,bar0=64K:mem32"}},{{"banyan":"stub"}}]}}"#
+    );
+    server.expect("PUT vm.create", &body, 204);
+    server
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn devices_of_vm_create_leave_when_the_guest_lets_go_and_stay_away() {
+    let Ok(folder) = tempfile::tempdir() else { panic!("no temporary directory") };
+    let mut server = created(&folder);
+    server.expect("PUT vm.boot", "", 204);
+    server.process.expect("slots 0");
+    assert_eq!(server.devices(), "disk0@rc0 rng0@rc0 a@a-port b@b-port stub2@stub2-port");
+    let leaves = |server: &mut Server, name: &str, place: &str| {
+        assert_eq!(server.remove(name), 204, "{name}");
+        server.process.expect(&format!("let go of place {place}"));
+        server.until("PUT vm.remove-device", &format!(r#"{{"id":"{name}"}}"#), 404);
+    };
+    leaves(&mut server, "b", "1.1");
+    leaves(&mut server, "disk0", "0.0");
+    assert_eq!(server.remove("b"), 404);
+    let kept = server.expect("PUT vm.remove-device", r#"{"id":"rng0"}"#, 400);
+    assert!(kept.contains("rng0 is a part of the machine"), "{kept}");
+    let info = server.expect("GET vm.info", "", 200);
+    assert!(!info.contains("d.img") && info.contains(r#""id":"stub2""#) && !info.contains(r#""id":"b""#), "{info}");
+    for turn in ["before", "after"] {
+        assert_eq!(server.devices(), "rng0@rc0 a@a-port stub2@stub2-port", "{turn} a reset");
+        if turn == "before" {
+            server.expect("PUT vm.reboot", "", 204);
+            server.process.expect("slots 0");
+        }
+    }
+    // Its port has no slot, so that what comes goes to the root bus.
+    assert!(server.adds("stub,id=b").contains(r#""bdf":"0000:00:"#));
+    leaves(&mut server, "stub2", "1.2");
+    leaves(&mut server, "b", "0.");
+    server.shuts_down();
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn before_the_start_a_device_is_taken_out_of_the_configuration() {
+    let Ok(folder) = tempfile::tempdir() else { panic!("no temporary directory") };
+    let mut server = created(&folder);
+    assert_eq!((server.remove("a"), server.remove("a"), server.remove("nobody")), (204, 404, 404));
+    let kept = server.expect("PUT vm.remove-device", r#"{"id":"rng0"}"#, 400);
+    assert!(kept.contains("rng0 is a part of the machine"), "{kept}");
+    let info = server.expect("GET vm.info", "", 200);
+    assert!(info.contains(r#""state":"Created""#) && !info.contains(r#""id":"a""#) && info.contains(r#""id":"stub2""#), "{info}");
+    assert_eq!(server.remove("disk0"), 204);
+    server.expect("PUT vm.boot", "", 204);
+    server.process.expect("slots 0");
+    assert_eq!(server.devices(), "rng0@rc0 b@b-port stub2@stub2-port", "it keeps its name");
+    server.shuts_down();
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn devices_below_ports_without_slots_leave_where_the_flag_says_so_and_keep_their_places_in_a_snapshot() {
+    let devices = ["a", "b", "c"].map(|name| format!("stub,id={name}"));
+    let machine = |pcie: &str| {
+        let guest = Guest::new("slots").options("places=1").with(&["--memory", "64M", "--pcie", pcie]);
+        let mut server = Server::run(&guest.devices(&devices.each_ref().map(String::as_str)));
+        server.process.expect("slots 0");
+        server
+    };
+    let server = machine("switch,hot-plug=no-port");
+    let fixed = server.expect("PUT vm.remove-device", r#"{"id":"a"}"#, 400);
+    assert!(fixed.contains("hangs on no hot-plug port") && fixed.contains("cold-removal=on"), "{fixed}");
+    server.shuts_down();
+
+    let mut server = machine("switch,hot-plug=no-port,cold-removal=on");
+    assert_eq!(server.remove("a"), 204);
+    server.process.expect("let go of place 0.0");
+    server.until("PUT vm.remove-device", r#"{"id":"a"}"#, 404);
+    let Ok(folder) = tempfile::tempdir() else { panic!("no temporary directory") };
+    let url = |key: &str| format!(r#"{{"{key}":"file://{}"}}"#, folder.path().display());
+    server.expect("PUT vm.pause", "", 204);
+    server.expect("PUT vm.snapshot", &url("destination_url"), 204);
+    server.shuts_down();
+
+    let mut again = Server::empty();
+    again.expect("PUT vm.restore", &url("source_url"), 204);
+    again.expect("PUT vm.resume", "", 204);
+    assert_eq!(again.devices(), "b@switch0-port1 c@switch0-port2");
+    assert_eq!(again.remove("b"), 204);
+    again.process.expect("let go of place 0.1");
+    again.until("PUT vm.remove-device", r#"{"id":"b"}"#, 404);
+    assert_eq!(again.devices(), "c@switch0-port2");
+    again.shuts_down();
 }

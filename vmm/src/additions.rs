@@ -1,7 +1,8 @@
-//! Devices that a client adds: before the start the same as if vm.create had named them, later as vm.info tells of them.
+//! Devices that a client adds or removes: before the start the same as if vm.create had named them or not, later as vm.info tells
+//! of them.
 
 use api::command::Command;
-use api::config::{DiskConfig, FsConfig, NetConfig, VmConfig, VsockConfig};
+use api::config::{DeviceConfig, DeviceKind, DiskConfig, FsConfig, NetConfig, VmConfig, VsockConfig};
 use pci::topology::Name;
 
 use crate::backends::{Backend, BackendError, Backends};
@@ -122,6 +123,47 @@ pub fn note(config: &mut VmConfig, device: Virtio, name: &Name) {
     }
 }
 
+/// Gives all devices the names that they have by their place, so that they keep them when others leave. Devices that stand for
+/// several, which CDI files say, leave those that were given one by one as they are.
+pub fn name_all(config: &mut VmConfig) {
+    let named = |id: &mut Option<String>, kind: &str, index: usize| {
+        id.get_or_insert_with(|| format!("{kind}{index}"));
+    };
+    config.disks.iter_mut().enumerate().for_each(|(index, disk)| named(&mut disk.id, "disk", index));
+    config.nets.iter_mut().enumerate().for_each(|(index, net)| named(&mut net.id, "net", index));
+    config.filesystems.iter_mut().enumerate().for_each(|(index, folder)| named(&mut folder.id, "fs", index));
+    config.vsock.iter_mut().for_each(|vsock| named(&mut vsock.id, "vsock", 0));
+    let names: Vec<String> = spec::names(config).into_iter().map(|(name, _)| name).collect();
+    let in_file = config.topology.iter_mut().flat_map(|file| &mut file.devices);
+    let devices = in_file.chain(&mut config.devices).zip(names);
+    let expands = |kind: &DeviceKind| matches!(kind, DeviceKind::Cdi(_));
+    for (device, name) in devices.take_while(|(device, _)| !expands(&device.kind)) {
+        device.id.get_or_insert(name);
+    }
+}
+
+/// The configuration without the device `name`, all others with names of their own; `None` if it has no such device that can
+/// leave. Functions that a device has beside its first one leave with that.
+#[must_use]
+pub fn without(config: &VmConfig, name: &str) -> Option<VmConfig> {
+    let mut config = config.clone();
+    name_all(&mut config);
+    let before = config.clone();
+    let is_it = |id: &Option<String>| id.as_deref() == Some(name);
+    let mut leaves = false;
+    let mut stays = |device: &DeviceConfig| {
+        leaves = is_it(&device.id) || (leaves && device.function > 0 && device.on.is_none());
+        !leaves
+    };
+    config.topology.iter_mut().for_each(|file| file.devices.retain(&mut stays));
+    config.devices.retain(&mut stays);
+    config.disks.retain(|disk| !is_it(&disk.id));
+    config.nets.retain(|net| !is_it(&net.id));
+    config.filesystems.retain(|folder| !is_it(&folder.id));
+    config.vsock = config.vsock.take().filter(|vsock| !is_it(&vsock.id));
+    (config != before).then_some(config)
+}
+
 /// Forgets devices with names of their own that are not there any more.
 pub fn forget(config: &mut VmConfig, there: impl Fn(&str) -> bool) {
     let stays = |id: &Option<String>| id.as_deref().is_none_or(&there);
@@ -137,6 +179,28 @@ mod tests {
     use api::command::Reply;
 
     use super::*;
+
+    #[test]
+    fn a_device_that_is_taken_out_leaves_the_names_of_all_others() {
+        let config = VmConfig {
+            disks: ["a.img", "b.img,id=b", "c.img"].map(|disk| disk.parse().unwrap()).into(),
+            devices: ["stub", "stub,id=f0", "stub,id=f1,function=1", "stub"].map(|device| device.parse().unwrap()).into(),
+            vsock: Some("cid=3,socket=/a".parse().unwrap()),
+            ..VmConfig::default()
+        };
+        let names = |config: &VmConfig| {
+            let virtio = spec::devices(config).into_iter().map(|(name, _)| name.0);
+            spec::names(config).into_iter().map(|(name, _)| name).chain(virtio).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&config), "stub0 f0 f1 stub3 disk0 b disk2 vsock0");
+        let left = |name| without(&config, name).map(|config| names(&config));
+        assert_eq!(left("disk0").unwrap(), "stub0 f0 f1 stub3 b disk2 vsock0");
+        assert_eq!(left("vsock0").unwrap(), "stub0 f0 f1 stub3 disk0 b disk2");
+        assert_eq!(left("f0").unwrap(), "stub0 stub3 disk0 b disk2 vsock0");
+        assert_eq!(left("f1").unwrap(), "stub0 f0 stub3 disk0 b disk2 vsock0");
+        assert_eq!(left("rng0"), None);
+        assert_eq!(left("disk1"), None, "b has that place and another name");
+    }
 
     #[test]
     fn a_socket_device_does_not_take_the_place_of_another() {

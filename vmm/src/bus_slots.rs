@@ -1,6 +1,6 @@
-//! The registers by which devices come and go on buses without slot registers, a root bus and conventional ones: tells the guest
-//! what to look at, and the main loop what the guest has let go of. ACPI methods read and write them (`arch`:
-//! `x86_64::acpi`).
+//! The registers by which devices come and go on buses without slot registers, a root bus and conventional ones, and by which those
+//! leave that were there from the start: tells the guest what to look at, and the main loop what the guest has let go of. ACPI
+//! methods read and write them (`arch`: `x86_64::acpi`).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,17 +14,22 @@ use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 
 use crate::kvm::EdgeLine;
+use crate::plan::PlannedSlotBus;
 use crate::slot_events::SlotEvents;
 
-/// Which device numbers have what, and what the guest has yet to read.
+/// Which slots have what, and what the guest has yet to read.
 pub struct BusSlots {
-    buses: Mutex<Vec<Bus>>,
+    registers: Mutex<Vec<Registers>>,
+    /// Buses to which devices come, with their registers: a device number is its bit.
+    buses: Vec<(Parent, usize)>,
+    /// Places of other buses, with register and bit.
+    places: BTreeMap<Slot, (usize, u8)>,
     line: EdgeLine,
     events: Arc<SlotEvents>,
 }
 
 /// A device number of one of the buses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Slot {
     /// What the bus hangs on.
     pub on: Parent,
@@ -35,11 +40,12 @@ pub struct Slot {
 /// The functions of a device with their names.
 pub type Functions = Vec<(FunctionId, Name)>;
 
-struct Bus {
-    on: Parent,
+#[derive(Default)]
+struct Registers {
     came: u32,
     leaves: u32,
-    there: BTreeMap<u8, Functions>,
+    /// By bit.
+    there: BTreeMap<u8, (Slot, Functions)>,
 }
 
 const CAME: u16 = 0;
@@ -47,34 +53,40 @@ const LEAVES: u16 = 4;
 const LET_GO: u16 = 8;
 
 impl BusSlots {
-    /// Those of the buses on `buses`, whose registers are in this order, with nothing in them. `line` tells the guest, `events`
-    /// the main loop.
+    /// Those of `planned`, with nothing in them. `line` tells the guest, `events` the main loop.
     #[must_use]
-    pub fn new(buses: impl IntoIterator<Item = Parent>, line: EdgeLine, events: Arc<SlotEvents>) -> Self {
-        let bus = |on| Bus { on, came: 0, leaves: 0, there: BTreeMap::new() };
-        Self { buses: Mutex::new(buses.into_iter().map(bus).collect()), line, events }
+    pub fn new(planned: &[PlannedSlotBus], line: EdgeLine, events: Arc<SlotEvents>) -> Self {
+        let index = |bus: &PlannedSlotBus| usize::from(bus.bus.index);
+        let count = planned.iter().map(index).max().map_or(0, |last| last + 1);
+        let buses = planned.iter().filter(|bus| bus.hot).map(|bus| (bus.on, index(bus))).collect();
+        let places = planned
+            .iter()
+            .filter(|bus| !bus.hot)
+            .flat_map(|bus| bus.bus.slots.iter().map(|slot| (Slot { on: bus.on, number: slot.number }, (index(bus), slot.bit))));
+        let registers = std::iter::repeat_with(Registers::default).take(count).collect();
+        Self { registers: Mutex::new(registers), buses, places: places.collect(), line, events }
     }
 
     /// Ports that the registers take.
     #[must_use]
     pub fn ports(&self) -> u16 {
-        let buses = self.change(|buses| buses.len());
-        u16::try_from(buses).unwrap_or(u16::MAX).saturating_mul(ports::BUS_SLOTS_LEN)
+        let registers = self.change(|registers| registers.len());
+        u16::try_from(registers).unwrap_or(u16::MAX).saturating_mul(ports::BUS_SLOTS_LEN)
     }
 
-    /// What each bus hangs on, in the order of the registers.
+    /// What each bus hangs on to which devices come, in the order of the registers.
     #[must_use]
     pub fn buses(&self) -> Vec<Parent> {
-        self.change(|buses| buses.iter().map(|bus| bus.on).collect())
+        self.buses.iter().map(|(on, _)| *on).collect()
     }
 
     /// A device is in `slot`. A guest that runs is told.
     pub fn put(&self, slot: Slot, functions: Functions, tell: bool) {
-        self.with(slot, |bus, bit| {
-            bus.there.insert(slot.number, functions);
-            bus.leaves &= !bit;
+        self.with(slot, |registers, number| {
+            registers.there.insert(number, (slot, functions));
+            registers.leaves &= !bit(number);
             if tell {
-                bus.came |= bit;
+                registers.came |= bit(number);
             }
         });
         if tell {
@@ -84,61 +96,59 @@ impl BusSlots {
 
     /// Asks the guest to let go of what is in `slot`.
     pub fn ask(&self, slot: Slot) {
-        self.with(slot, |bus, bit| bus.leaves |= bit);
+        self.with(slot, |registers, number| registers.leaves |= bit(number));
         self.interrupt();
     }
 
     /// What was in `slot` is gone.
     pub fn clear(&self, slot: Slot) {
-        self.with(slot, |bus, bit| {
-            bus.there.remove(&slot.number);
-            bus.came &= !bit;
-            bus.leaves &= !bit;
+        self.with(slot, |registers, number| {
+            registers.there.remove(&number);
+            registers.came &= !bit(number);
+            registers.leaves &= !bit(number);
         });
     }
 
     /// Where the device is that has a function `name`, and all of its functions.
     #[must_use]
     pub fn find(&self, name: &Name) -> Option<(Slot, Functions)> {
-        self.change(|buses| {
-            let mut all = buses.iter().flat_map(|bus| bus.there.iter().map(move |there| (bus.on, there)));
-            let (on, (number, functions)) = all.find(|(_, (_, there))| there.iter().any(|(_, there)| there == name))?;
-            Some((Slot { on, number: *number }, functions.clone()))
+        self.change(|registers| {
+            let mut all = registers.iter().flat_map(|registers| registers.there.values());
+            all.find(|(_, there)| there.iter().any(|(_, there)| there == name)).cloned()
         })
     }
 
     /// Writes what the guest has yet to read.
     pub fn save(&self, writer: &mut Writer) {
-        self.change(|buses| {
-            writer.count(buses.len());
-            for bus in buses {
-                writer.u32(bus.came);
-                writer.u32(bus.leaves);
+        self.change(|all| {
+            writer.count(all.len());
+            for registers in all {
+                writer.u32(registers.came);
+                writer.u32(registers.leaves);
             }
         });
     }
 
     /// Takes what slots of the same buses with the same devices saved.
     pub fn restore(&self, reader: &mut Reader<'_>) -> Result<(), StateError> {
-        self.change(|buses| {
-            reader.same_count("buses with slots", buses.len())?;
-            for bus in buses {
-                (bus.came, bus.leaves) = (reader.u32()?, reader.u32()?);
+        self.change(|all| {
+            reader.same_count("registers of slots", all.len())?;
+            for registers in all {
+                (registers.came, registers.leaves) = (reader.u32()?, reader.u32()?);
             }
             Ok(())
         })
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Vec<Bus>) -> T) -> T {
-        change(&mut self.buses.lock().unwrap_or_else(PoisonError::into_inner))
+    fn change<T>(&self, change: impl FnOnce(&mut Vec<Registers>) -> T) -> T {
+        change(&mut self.registers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn with(&self, slot: Slot, change: impl FnOnce(&mut Bus, u32)) {
-        self.change(|buses| {
-            if let Some(bus) = buses.iter_mut().find(|bus| bus.on == slot.on) {
-                change(bus, bit(slot.number));
-            }
-        });
+    /// `change` gets the registers of `slot` and its bit, if it has some.
+    fn with(&self, slot: Slot, change: impl FnOnce(&mut Registers, u8)) {
+        let bus = self.buses.iter().find(|(on, _)| *on == slot.on).map(|(_, index)| (*index, slot.number));
+        let Some((index, number)) = self.places.get(&slot).copied().or(bus) else { return };
+        self.change(|all| all.get_mut(index).map(|registers| change(registers, number)));
     }
 
     fn interrupt(&self) {
@@ -149,16 +159,16 @@ impl BusSlots {
 
     /// A device leaves as a whole: its first function stands for it.
     fn let_go(&self, index: usize, numbers: u32) {
-        let ids: Vec<FunctionId> = self.change(|buses| {
-            let there = buses.get(index).into_iter().flat_map(|bus| &bus.there);
+        let ids: Vec<FunctionId> = self.change(|all| {
+            let there = all.get(index).into_iter().flat_map(|registers| &registers.there);
             let gone = there.filter(|(number, _)| numbers & bit(**number) != 0);
-            gone.filter_map(|(_, functions)| functions.first().map(|(id, _)| *id)).collect()
+            gone.filter_map(|(_, (_, functions))| functions.first().map(|(id, _)| *id)).collect()
         });
         ids.into_iter().for_each(|id| self.events.tell(id, SlotEvent::Released));
     }
 }
 
-/// Which bus's register, and which of them.
+/// Which of the registers, and which dword of them.
 const fn register(offset: PioAddressOffset) -> (usize, u16) {
     ((offset / ports::BUS_SLOTS_LEN) as usize, offset % ports::BUS_SLOTS_LEN)
 }
@@ -168,11 +178,11 @@ impl DevicePio for BusSlots {
         data.fill(0);
         let Ok(data) = <&mut [u8; 4]>::try_from(data) else { return };
         let (index, register) = register(offset);
-        let value = self.change(|buses| {
-            let bus = buses.get_mut(index)?;
+        let value = self.change(|all| {
+            let registers = all.get_mut(index)?;
             match register {
-                CAME => Some(std::mem::take(&mut bus.came)),
-                LEAVES => Some(std::mem::take(&mut bus.leaves)),
+                CAME => Some(std::mem::take(&mut registers.came)),
+                LEAVES => Some(std::mem::take(&mut registers.leaves)),
                 _ => None,
             }
         });
@@ -193,8 +203,40 @@ const fn bit(number: u8) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use arch::x86_64::acpi::{BusSlot, SlotBus};
+
     use super::*;
     use crate::kvm::Vm;
+
+    fn bus(on: Parent, index: u8, slots: &[(u8, u8)]) -> PlannedSlotBus {
+        let slots: Vec<BusSlot> = slots.iter().map(|(number, bit)| BusSlot { number: *number, bit: *bit }).collect();
+        PlannedSlotBus { on, root_complex: 0, hot: slots.is_empty(), bus: SlotBus { index, way: Vec::new(), slots } }
+    }
+
+    #[test]
+    #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+    fn devices_that_only_leave_share_registers_whatever_they_hang_on() {
+        let vm = Vm::new().unwrap();
+        vm.create_interrupt_controller().unwrap();
+        let events = Arc::new(SlotEvents::new().unwrap());
+        let (root, port, other) = (Parent::RootComplex(0), Parent::Port(FunctionId(9)), Parent::Port(FunctionId(10)));
+        let planned = [bus(root, 0, &[]), bus(port, 1, &[(0, 0)]), bus(other, 1, &[(0, 1)])];
+        let slots = BusSlots::new(&planned, EdgeLine::new(vm.fd(), 11), Arc::clone(&events));
+        assert_eq!((slots.ports(), slots.buses()), (24, vec![root]), "nothing comes to the others");
+        let slot = |on| Slot { on, number: 0 };
+        slots.put(slot(port), vec![(FunctionId(1), Name::from("a"))], false);
+        slots.put(slot(other), vec![(FunctionId(2), Name::from("b"))], false);
+        slots.put(Slot { on: other, number: 3 }, vec![(FunctionId(3), Name::from("c"))], false);
+        assert_eq!(slots.find(&Name::from("c")), None, "a place without registers");
+        slots.ask(slot(other));
+        let mut leaves = [0xFF; 4];
+        slots.pio_read(PioAddress(0x640), 12 + LEAVES, &mut leaves);
+        assert_eq!(u32::from_le_bytes(leaves), 1 << 1);
+        slots.pio_write(PioAddress(0x640), 12 + LET_GO, &2u32.to_le_bytes());
+        assert_eq!(events.take(), [(FunctionId(2), SlotEvent::Released)]);
+        slots.clear(slot(other));
+        assert_eq!((slots.find(&Name::from("b")), slots.find(&Name::from("a")).unwrap().0), (None, slot(port)));
+    }
 
     #[test]
     #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
@@ -203,7 +245,7 @@ mod tests {
         vm.create_interrupt_controller().unwrap();
         let events = Arc::new(SlotEvents::new().unwrap());
         let (root, bridge) = (Parent::RootComplex(0), Parent::Port(FunctionId(9)));
-        let slots = BusSlots::new([root, bridge], EdgeLine::new(vm.fd(), 11), Arc::clone(&events));
+        let slots = BusSlots::new(&[bus(root, 0, &[]), bus(bridge, 1, &[])], EdgeLine::new(vm.fd(), 11), Arc::clone(&events));
         assert_eq!((slots.ports(), slots.buses()), (24, vec![root, bridge]));
         let read = |offset| {
             let mut data = [0xFF; 4];

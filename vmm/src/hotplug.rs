@@ -257,8 +257,10 @@ impl HotPlug {
         if self.leaves(&name) {
             return Err(HotPlugError::LeavesAlready { name });
         }
-        if !self.endpoints.contains_key(&name) {
-            return Err(HotPlugError::Unknown { name });
+        match self.endpoints.get(&name) {
+            None => return Err(HotPlugError::Unknown { name }),
+            Some(endpoint) if !endpoint.can_leave() => return Err(HotPlugError::Kept { name }),
+            Some(_) => {}
         }
         if let Some(added) = self.coming.cancel(&name) {
             self.forget(machine, &added);

@@ -451,16 +451,18 @@ fn wants_config_ports(config: &VmConfig) -> bool {
 
 /// The registers of buses whose devices come and go by ACPI, if there are any, with what is there from the start.
 fn bus_slots(vm: &Vm, design: &Design<'_>, pci: &PciBus, events: &Arc<SlotEvents>) -> Option<Arc<BusSlots>> {
-    let buses = design.plan.slot_buses(design.config.pcie.root_hot_plug);
+    let buses = design.plan.slot_buses(&design.config.pcie);
     if buses.is_empty() {
         return None;
     }
     let line = EdgeLine::new(vm.fd(), arch::ports::BUS_SLOTS_GSI);
-    let slots = BusSlots::new(buses.iter().map(|planned| planned.on), line, Arc::clone(events));
+    let slots = BusSlots::new(&buses, line, Arc::clone(events));
     pci.change(|tree| {
-        for bus in tree.hierarchy.conventional_buses() {
-            for (number, functions) in bus.devices {
-                slots.put(Slot { on: bus.on, number }, functions, false);
+        for planned in &buses {
+            let mut there = tree.hierarchy.devices_on(planned.on);
+            there.retain(|number, _| planned.bus.slots.iter().any(|slot| slot.number == *number));
+            for (number, functions) in there {
+                slots.put(Slot { on: planned.on, number }, functions, false);
             }
         }
     });

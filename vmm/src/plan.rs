@@ -1,10 +1,11 @@
 //! Gives every part of a machine its place: RAM, ECAM, windows, buses, BARs. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use api::config::PcieConfig;
 use arch::memory_map::{AMD_HYPERTRANSPORT, MemoryMap, MemoryMapError, MemoryMapRequest, Range, SegmentBuses};
-use arch::x86_64::acpi::{PrtEntry, RootBridge, SlotBus};
-
+use arch::ports::SLOT_BUSES;
+use arch::x86_64::acpi::{BusSlot, PrtEntry, RootBridge, SlotBus};
 use pci::address::Devfn;
 use pci::function::FunctionId;
 use pci::topology::{Apertures, Parent, Plan, PlanError, PlannedFunction, PlannedKind, PlannedRootComplex, Topology, Window};
@@ -32,6 +33,9 @@ pub struct MachinePlan {
     pub map: MemoryMap,
     /// The hierarchy.
     pub pci: Plan,
+    /// Where it has endpoints that no slot registers and no bus for those that come let leave. They are kept when such a device
+    /// has left, so that what the guest was told of the others stays true.
+    pub fixed: BTreeSet<(Parent, u8)>,
 }
 
 /// A bus whose devices come and go by ACPI.
@@ -41,6 +45,8 @@ pub struct PlannedSlotBus {
     pub on: Parent,
     /// The root complex that it is of, or below.
     pub root_complex: usize,
+    /// Devices come to it; from others they leave only.
+    pub hot: bool,
     /// As ACPI shows it.
     pub bus: SlotBus,
 }
@@ -71,7 +77,26 @@ pub fn plan(topology: &Topology, limits: &Limits) -> Result<MachinePlan, Machine
         let buses = pci.root_complexes.iter().filter(|root| root.segment == segment).map(|root| root.buses.subordinate);
         map.trim_buses(segment, buses.max().unwrap_or(0));
     }
-    Ok(MachinePlan { map, pci })
+    let fixed = fixed(&pci);
+    Ok(MachinePlan { map, pci, fixed })
+}
+
+/// Places of devices that hang neither on a port with a slot nor at a number of a bus to which devices come by ACPI.
+fn fixed(pci: &Plan) -> BTreeSet<(Parent, u8)> {
+    let place = |function: &PlannedFunction| (function.on, function.at.bdf.devfn().device());
+    let covered = |(on, number): (Parent, u8)| match on {
+        Parent::RootComplex(_) => false,
+        Parent::Port(id) => pci.functions.iter().any(|function| match &function.kind {
+            PlannedKind::Port(port) if function.id == id => port.spec.slot().is_some() || number < port.spec.bus_slots(),
+            _ => false,
+        }),
+    };
+    let is_endpoint = |function: &&PlannedFunction| matches!(function.kind, PlannedKind::Endpoint(_));
+    let mut places: BTreeSet<_> = pci.functions.iter().filter(is_endpoint).map(place).collect();
+    // A device whose other functions are ports stays.
+    let ports: BTreeSet<_> = pci.functions.iter().filter(|function| !is_endpoint(function)).map(place).collect();
+    places.retain(|place| !ports.contains(place) && !covered(*place));
+    places
 }
 
 /// Plans a machine with functions of the host whose IOMMU translates addresses of `iommu_bits`, if that is known and less than
@@ -100,25 +125,51 @@ impl MachinePlan {
     }
 
     /// Buses whose devices come and go by ACPI, with the root complex that each is below, in the order of their registers: the
-    /// first root bus, `with_root`, and the conventional buses that take devices.
+    /// first root bus, if devices come there, and the conventional buses that take devices. With `cold_removal` those follow
+    /// from which devices only leave, as far as there are registers; they share them.
     #[must_use]
-    pub fn slot_buses(&self, with_root: bool) -> Vec<PlannedSlotBus> {
-        let root = with_root.then(|| PlannedSlotBus {
-            on: Parent::RootComplex(0),
-            root_complex: 0,
-            bus: SlotBus { index: 0, way: Vec::new(), numbers: self.free_root_numbers() },
+    pub fn slot_buses(&self, pcie: &PcieConfig) -> Vec<PlannedSlotBus> {
+        let first = Parent::RootComplex(0);
+        let leaving =
+            |on| self.fixed.iter().filter(move |(there, _)| pcie.cold_removal && *there == on).map(|(_, number)| *number);
+        let root = pcie.root_hot_plug.then(|| {
+            let numbers: BTreeSet<u8> = self.free_root_numbers().into_iter().chain(leaving(first)).collect();
+            let slots = numbers.into_iter().map(BusSlot::of_own).collect();
+            PlannedSlotBus { on: first, root_complex: 0, hot: true, bus: SlotBus { index: 0, way: Vec::new(), slots } }
         });
         let conventional = self.pci.functions.iter().filter_map(|function| match &function.kind {
             PlannedKind::Port(port) if port.spec.bus_slots() > 0 => {
                 let (way, root_complex) = self.way(function)?;
-                let bus = SlotBus { index: 0, way, numbers: (0..port.spec.bus_slots()).collect() };
-                Some(PlannedSlotBus { on: Parent::Port(function.id), root_complex, bus })
+                let bus = SlotBus { index: 0, way, slots: (0..port.spec.bus_slots()).map(BusSlot::of_own).collect() };
+                Some(PlannedSlotBus { on: Parent::Port(function.id), root_complex, hot: true, bus })
             }
             _ => None,
         });
         let mut buses: Vec<PlannedSlotBus> = root.into_iter().chain(conventional).collect();
         buses.iter_mut().zip(0..).for_each(|(bus, index)| bus.bus.index = index);
+        let used = u8::try_from(buses.len()).unwrap_or(u8::MAX);
+        let registers = (used..SLOT_BUSES).flat_map(|index| (0..32).map(move |bit| (index, bit)));
+        let places = self.fixed.iter().filter(|(on, _)| pcie.cold_removal && !(pcie.root_hot_plug && *on == first));
+        for ((on, number), (index, bit)) in places.zip(registers) {
+            let slot = BusSlot { number: *number, bit };
+            match buses.last_mut().filter(|last| !last.hot && last.on == *on && last.bus.index == index) {
+                Some(last) => last.bus.slots.push(slot),
+                None => {
+                    let Some((way, root_complex)) = self.way_to(*on) else { continue };
+                    let bus = SlotBus { index, way, slots: vec![slot] };
+                    buses.push(PlannedSlotBus { on: *on, root_complex, hot: false, bus });
+                }
+            }
+        }
         buses
+    }
+
+    /// Numbers from the root bus down to the bus on `on`, and the root complex.
+    fn way_to(&self, on: Parent) -> Option<(Vec<Devfn>, usize)> {
+        match on {
+            Parent::RootComplex(root) => Some((Vec::new(), root)),
+            Parent::Port(id) => self.way(self.pci.functions.iter().find(|function| function.id == id)?),
+        }
     }
 
     /// Numbers from the root bus down to a function, and the root complex.

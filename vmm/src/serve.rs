@@ -13,6 +13,7 @@ use api::error::{ApiError, ErrorKind};
 use api::events::Event;
 use api::http::{Limits, ServeError as ServerError, Server};
 use api::info::{Phase, Published, VmInfo};
+use pci::topology::Name;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
@@ -21,6 +22,7 @@ use crate::arrivals::Arrivals;
 use crate::cli::RunOptions;
 use crate::driver::End;
 use crate::groundwork::{GroundworkError, TICK};
+use crate::hotplug::HotPlugError;
 use crate::listing;
 use crate::machine;
 use crate::own_files::{self, Beside};
@@ -269,9 +271,27 @@ impl State<'_> {
                 self.leave();
                 return Some(exit_code::POWER_OFF);
             }
+            Command::RemoveDevice { id, reply } if self.vm.is_some() && !self.is_starting() => reply.send(self.remove(&id)),
             other => self.add_or_refuse(other),
         }
         None
+    }
+
+    /// Takes a device out of a machine that was not started.
+    fn remove(&mut self, id: &str) -> Result<(), ApiError> {
+        let Some(vm) = &mut self.vm else { return Err(ApiError::no_vm()) };
+        let name = Name::from(id);
+        let config = additions::without(&vm.config, id).ok_or_else(|| match vm.blueprint.spec.endpoints.get(&name) {
+            Some(_) => HotPlugError::Kept { name: name.clone() }.for_client(),
+            None => HotPlugError::Unknown { name: name.clone() }.for_client(),
+        })?;
+        let before = Arc::clone(&vm.blueprint);
+        vm.change(config).map_err(|error| ApiError::from_error(kind(&error), &error))?;
+        // Those of its functions, too.
+        let gone = before.spec.endpoints.keys().filter(|name| !vm.blueprint.spec.endpoints.contains_key(*name));
+        gone.for_each(|name| vm.backends.close(name));
+        self.publish(Phase::Created);
+        Ok(())
     }
 
     /// Adds a device to a machine that was not started, or says why the command cannot be carried out.

@@ -81,6 +81,19 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// Whether it can leave a machine that runs: disks, interfaces, folders, sockets, and devices that a user gave. What
+    /// the machine itself works with stays.
+    #[must_use]
+    pub const fn can_leave(&self) -> bool {
+        match self {
+            Self::Stub(_) | Self::Vfio { .. } => true,
+            Self::Virtio(Virtio::Disk(_) | Virtio::Vsock(_) | Virtio::Net(_) | Virtio::Folder(_)) => true,
+            Self::Virtio(Virtio::Rng(_) | Virtio::Console(_) | Virtio::Balloon(_) | Virtio::Memory { .. }) | Self::Watchdog => {
+                false
+            }
+        }
+    }
+
     /// As it is where a device that comes is put.
     #[must_use]
     pub fn placed(&self, placement: Placement) -> Self {

@@ -49,6 +49,8 @@ pub struct PcieConfig {
     pub removal: Removal,
     /// Devices that name no port can come to free device numbers of the first root bus while the guest runs, by ACPI.
     pub root_hot_plug: bool,
+    /// Devices that are there from the start and hang on no hot-plug port can leave, by ACPI.
+    pub cold_removal: bool,
     /// Device numbers of the first root bus that stay free at the start, for such devices: root ports share numbers if need be.
     pub bus0_free: Option<u8>,
 }
@@ -75,6 +77,7 @@ impl Default for PcieConfig {
             hotplug_mem32: None,
             removal: Removal::default(),
             root_hot_plug: false,
+            cold_removal: false,
             bus0_free: None,
         }
     }
@@ -244,6 +247,7 @@ impl fmt::Display for PcieConfig {
             pairs.pair("removal", &self.removal)?;
         }
         pairs.switch("root-hot-plug", self.root_hot_plug, false)?;
+        pairs.switch("cold-removal", self.cold_removal, false)?;
         pairs.optional("bus0-free", self.bus0_free.as_ref().map(|count| count as _))
     }
 }
@@ -275,6 +279,7 @@ mod tests {
             "bridges=3,bridge-slots=32",
             "cold_plug=no-port",
             "root-hot-plug=on,bus0-free=16",
+            "cold-removal=on",
             "host,gpu-order=topology,cliques=root-complex",
             "nvlink=shared",
         ] {

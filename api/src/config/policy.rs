@@ -232,6 +232,8 @@ impl Policy {
     pub fn base(&self) -> VmConfig {
         let mut base =
             VmConfig { pcie: self.pcie, cdi_dirs: self.cdi_dirs.clone(), cdi_mistakes: CdiMistakes::Warn, ..VmConfig::default() };
+        // Clients name devices of vm.create in vm.remove-device.
+        base.pcie.cold_removal = true;
         if self.hot_plug == HotPlugPlace::Bus0 {
             base.pcie.root_hot_plug = true;
             base.pcie.bus0_free.get_or_insert(BUS0_FREE);
@@ -332,7 +334,7 @@ mod tests {
         assert_eq!((policy.hot_plug, policy.reset), (HotPlugPlace::Ports, ResetPolicy::Reboot));
         assert_eq!(policy.answer_after, Duration::from_secs(3));
         let base = policy.base();
-        assert_eq!(base.pcie, "topology=host,root-ports=4,bus0-free=20,hotplug-mem=256G".parse().unwrap());
+        assert_eq!(base.pcie, "topology=host,root-ports=4,bus0-free=20,hotplug-mem=256G,cold-removal=on".parse().unwrap());
         assert_eq!(base.cdi_mistakes, CdiMistakes::Warn);
         assert_eq!((base.cdi_dirs, base.memory.hugepages), (vec!["/etc/cdi".into()], Some(HugePageSize::OneGib)));
         assert!(policy.premap && !Policy::default().premap);

@@ -10,6 +10,7 @@ use crate::address::{Bdf, Devfn, Sbdf};
 use crate::bar::ROM;
 use crate::effect::Effect;
 use crate::function::{FunctionId, Shared};
+use crate::port::Port;
 use crate::topology::{EndpointSpec, Name, Need, Parent, Resource, Window, Windows};
 
 /// A bus that takes devices at several numbers while the guest runs.
@@ -53,12 +54,18 @@ impl Hierarchy {
                 (&node.name, port.planned().spec.bus_slots())
             }
         };
+        (numbers > 0).then(|| BusInfo { on, name: name.clone(), numbers, devices: self.devices_on(on) })
+    }
+
+    /// Functions on the bus on `on` by device number, ports among them and virtual functions not.
+    #[must_use]
+    pub fn devices_on(&self, on: Parent) -> BTreeMap<u8, Vec<(FunctionId, Name)>> {
         let mut devices: BTreeMap<u8, Vec<(FunctionId, Name)>> = BTreeMap::new();
         for id in self.in_order(self.children(on)) {
-            let Some(node) = self.nodes.get(&id) else { continue };
+            let Some(node) = self.nodes.get(&id).filter(|node| !node.is_virtual) else { continue };
             devices.entry(node.devfn.device()).or_default().push((id, node.name.clone()));
         }
-        (numbers > 0).then(|| BusInfo { on, name: name.clone(), numbers, devices })
+        devices
     }
 
     /// Conventional buses that take devices while the guest runs, in the order of the plan.
@@ -115,14 +122,33 @@ impl Hierarchy {
     }
 
     /// Takes the device at number `device` out of the bus on `on` at once: its functions read all ones from here on and never
-    /// come back. Returns them; none if there is none, or if it is a port.
+    /// come back. Below a port without slot registers the link goes down. Returns the functions; none if there is none, if it is a
+    /// port, or if the port has a slot, which tells the guest of what leaves ([`Hierarchy::unplug`]).
     pub fn unplug_from_bus(&mut self, on: Parent, device: u8, effects: &mut Vec<Effect>) -> Vec<(FunctionId, Shared)> {
-        let functions = self.bus(on).and_then(|mut bus| bus.devices.remove(&device)).unwrap_or_default();
-        let ids: Vec<FunctionId> = functions.into_iter().map(|(id, _)| id).collect();
-        if ids.iter().any(|id| self.endpoint(*id).is_none()) {
+        let functions = self.devices_on(on).remove(&device).unwrap_or_default();
+        let (with_slot, with_link) = match on {
+            Parent::RootComplex(_) => (false, false),
+            Parent::Port(id) => {
+                let port = self.hot_port(id).ok().map(|(_, port)| port);
+                let link = |port: &Port| port.kind().has_link_below();
+                (port.is_some_and(|port| port.slot().is_some()), port.is_some_and(link))
+            }
+        };
+        let ids: Vec<FunctionId> = match on {
+            // Virtual functions may have numbers of their own.
+            Parent::Port(id) if with_link && !functions.is_empty() => self.below(id).into_iter().skip(1).collect(),
+            _ => functions.into_iter().map(|(id, _)| id).collect(),
+        };
+        if with_slot || ids.is_empty() || ids.iter().any(|id| self.endpoint(*id).is_none()) {
             return Vec::new();
         }
-        self.take_out(on, &ids, effects)
+        let gone = self.take_out(on, &ids, effects);
+        if let Parent::Port(id) = on
+            && let Some(What::Port(port)) = self.nodes.get_mut(&id).map(|node| &mut node.what)
+        {
+            port.vacate();
+        }
+        gone
     }
 
     /// Segment and bus number on `on`, as planned, with device and function 0.

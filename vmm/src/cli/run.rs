@@ -237,6 +237,8 @@ pub(super) struct RunArguments {
     ///                        asks the guest to do so) [default: surprise];
     ///                        from other buses always orderly
     ///   root-hot-plug=on     what comes without a port comes to the root bus
+    ///   cold-removal=on      devices of the start that hang on no hot-plug port
+    ///                        can leave: ACPI asks the guest
     ///   bus0-free=N          numbers of the root bus, 0 to 31, that stay free
     ///                        for it at the start: root ports share numbers if
     ///                        need be, other devices do not

@@ -1,6 +1,6 @@
 //! Trees as they are printed, of configurations as they are given.
 
-use api::config::VmConfig;
+use api::config::{PcieConfig, VmConfig};
 use pci::topology::{Parent, PlannedKind, PortKind, Tree};
 
 use crate::host::fake::{FakeFunction, FakeHost, ROOT_PORT};
@@ -15,7 +15,7 @@ const LIMITS: Limits = Limits { ram: 1 << 30, growth: 0, address_bits: 46, amd: 
 
 fn config(pcie: &str, devices: &[String]) -> VmConfig {
     let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
-    let pcie = if pcie.is_empty() { api::config::PcieConfig::default() } else { pcie.parse().unwrap() };
+    let pcie = if pcie.is_empty() { PcieConfig::default() } else { pcie.parse().unwrap() };
     VmConfig { pcie, devices, ..VmConfig::default() }
 }
 
@@ -244,10 +244,15 @@ fn devices_on_a_conventional_bus_share_the_bridges_for_those_that_come() {
 ";
     assert_eq!(tree("cold-plug=bridge-port,hot-plug=bridge-port,bridges=2,bridge-slots=2", &devices), expected);
     let (_, plan) = planned(&config("cold-plug=bridge-port,bridges=2,bridge-slots=2", &devices), &Host::default());
-    let buses = plan.slot_buses(true);
-    let ways: Vec<_> = buses.iter().map(|bus| (bus.bus.index, bus.bus.way.len(), bus.bus.numbers.len())).collect();
+    let with_root = PcieConfig { root_hot_plug: true, ..PcieConfig::default() };
+    let buses = plan.slot_buses(&with_root);
+    let ways: Vec<_> = buses.iter().map(|bus| (bus.bus.index, bus.bus.way.len(), bus.bus.slots.len())).collect();
     assert_eq!(ways, [(0, 0, 30), (1, 2, 2), (2, 2, 2)], "the root bus first; the third bridge is for devices that stay");
-    assert_eq!(plan.slot_buses(false)[0].bus.index, 0);
+    assert_eq!(plan.slot_buses(&PcieConfig::default())[0].bus.index, 0);
+    let all = plan.slot_buses(&PcieConfig { cold_removal: true, ..with_root });
+    let third: Vec<_> =
+        all.iter().filter(|bus| !bus.hot).map(|bus| (bus.bus.index, bus.bus.way.len(), bus.bus.slots.len())).collect();
+    assert_eq!((all.len(), third), (4, vec![(3, 2, 1)]), "its devices leave, and none comes there");
 }
 
 mod any_list {

@@ -161,8 +161,16 @@ pub enum HotPlugError {
         /// The name.
         name: Name,
     },
+    /// Something that the machine works with.
+    #[error("device {name} is a part of the machine: disks, interfaces, folders, sockets and devices given one by one can leave")]
+    Kept {
+        /// The name.
+        name: Name,
+    },
     /// No slot that it could leave.
-    #[error("device {name} does not hang on a hot-plug port: it stays until the machine ends")]
+    #[error(
+        "device {name} hangs on no hot-plug port and stays until the machine ends: start the machine with --pcie cold-removal=on"
+    )]
     Fixed {
         /// The name.
         name: Name,
@@ -230,6 +238,7 @@ impl HotPlugError {
             | Self::Function { .. }
             | Self::Ports { .. }
             | Self::Fixed { .. }
+            | Self::Kept { .. }
             | Self::Several { .. }
             | Self::Cdi(_)
             | Self::Host(_)

@@ -74,10 +74,12 @@ pub(super) fn load(
         .map(|(number, placement)| Cpu { apic_id: placement.apic_id, present: extent.cpus.contains(&number) })
         .collect();
     let mut root_bridges = plan.root_bridges();
-    for planned in plan.slot_buses(config.pcie.root_hot_plug) {
+    for planned in plan.slot_buses(&config.pcie) {
         let Some(bridge) = root_bridges.get_mut(planned.root_complex) else { continue };
         if planned.bus.way.is_empty() {
-            bridge.prt.extend(planned.bus.numbers.iter().flat_map(|number| PrtEntry::of_device(*number)));
+            let known: Vec<u8> = bridge.prt.iter().map(|entry| entry.device).collect();
+            let new = planned.bus.slots.iter().filter(|slot| !known.contains(&slot.number));
+            bridge.prt.extend(new.flat_map(|slot| PrtEntry::of_device(slot.number)));
         }
         bridge.slots.push(planned.bus);
     }

@@ -20,7 +20,7 @@ mod slit;
 mod slots;
 mod srat;
 
-pub use slots::SlotBus;
+pub use slots::{BusSlot, SlotBus};
 
 const OEM_ID: [u8; 6] = *b"BANYAN";
 const OEM_TABLE_ID: [u8; 8] = *b"BANYANVM";

@@ -23,12 +23,29 @@ const EJECT_REQUEST: u8 = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotBus {
     /// Which registers it has: those from [`ports::BUS_SLOTS`] plus this many times [`ports::BUS_SLOTS_LEN`] on. Below
-    /// [`ports::SLOT_BUSES`], different for each bus of a machine.
+    /// [`ports::SLOT_BUSES`]. Buses may share registers if they have different bits of them.
     pub index: u8,
     /// The bridges from the root bus down to it, with their numbers; none for the root bus itself.
     pub way: Vec<Devfn>,
-    /// Device numbers, 0 to 31, where devices may come and go.
-    pub numbers: Vec<u8>,
+    /// Where devices may come and go.
+    pub slots: Vec<BusSlot>,
+}
+
+/// A device number where devices may come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BusSlot {
+    /// The number, 0 to 31.
+    pub number: u8,
+    /// Its bit in the registers, 0 to 31.
+    pub bit: u8,
+}
+
+impl BusSlot {
+    /// A number of a bus that has registers of its own, where it is its bit as well.
+    #[must_use]
+    pub const fn of_own(number: u8) -> Self {
+        Self { number, bit: number }
+    }
 }
 
 /// The registers, the method that reads them, and the event device; nothing if there are no such buses.
@@ -45,7 +62,10 @@ impl Aml for SlotEvents<'_> {
         let (access, lock, rest) = (FieldAccessType::DWord, FieldLockRule::NoLock, FieldUpdateRule::WriteAsZeroes);
         Field::new(Path::new("BSLT"), access, lock, rest, fields).to_aml_bytes(sink);
         let mut body = Vec::new();
-        buses().for_each(|(root, bus)| look(&mut body, root, bus));
+        for index in 0..=last {
+            let sharing: Vec<(usize, &SlotBus)> = buses().filter(|(_, bus)| bus.index == index).collect();
+            look(&mut body, index, &sharing);
+        }
         let body = Raw(body);
         Method::new(Path::new("BSEV"), 0, true, vec![&body]).to_aml_bytes(sink);
         event_device(sink);
@@ -62,24 +82,25 @@ fn register(letter: char, index: u8) -> [u8; 4] {
     numbered(letter, index.into()).as_bytes().try_into().unwrap_or_default()
 }
 
-/// Part of `\_SB.BSEV`: reads which devices of a bus came and which are to leave, and tells of each.
-fn look(body: &mut Vec<u8>, root: usize, bus: &SlotBus) {
-    let index = usize::from(bus.index);
-    let (up, down) = (numbered(CAME, index), numbered(LEAVES, index));
+/// Part of `\_SB.BSEV`: reads which devices of the buses that share registers came and which are to leave, and tells of each.
+fn look(body: &mut Vec<u8>, index: u8, buses: &[(usize, &SlotBus)]) {
+    let (up, down) = (numbered(CAME, index.into()), numbered(LEAVES, index.into()));
     let (up, down) = (Path::new(&up), Path::new(&down));
     Store::new(&Local(0), &up).to_aml_bytes(body);
     Store::new(&Local(1), &down).to_aml_bytes(body);
-    let way: String = bus.way.iter().map(|bridge| format!(".{}", bridge_name(*bridge))).collect();
-    for number in &bus.numbers {
-        let path = format!("\\_SB_.{}{way}.{}", numbered('P', root), name(*number));
-        let path = Path::new(&path);
-        for (local, value) in [(0, DEVICE_CHECK), (1, EJECT_REQUEST)] {
-            let notify = Notify::new(&path, &value);
-            // And with nowhere to store its result is an expression.
-            let (local, bit) = (Local(local), bit(*number));
-            let nowhere = acpi_tables::aml::ZERO;
-            let asked = And::new(&nowhere, &local, &bit);
-            If::new(&asked, vec![&notify]).to_aml_bytes(body);
+    for (root, bus) in buses {
+        let way: String = bus.way.iter().map(|bridge| format!(".{}", bridge_name(*bridge))).collect();
+        for slot in &bus.slots {
+            let path = format!("\\_SB_.{}{way}.{}", numbered('P', *root), name(slot.number));
+            let path = Path::new(&path);
+            for (local, value) in [(0, DEVICE_CHECK), (1, EJECT_REQUEST)] {
+                let notify = Notify::new(&path, &value);
+                // And with nowhere to store its result is an expression.
+                let (local, bit) = (Local(local), bit(slot.bit));
+                let nowhere = acpi_tables::aml::ZERO;
+                let asked = And::new(&nowhere, &local, &bit);
+                If::new(&asked, vec![&notify]).to_aml_bytes(body);
+            }
         }
     }
 }
@@ -115,7 +136,7 @@ fn objects(sink: &mut dyn AmlSink, buses: &[(&[Devfn], &SlotBus)]) {
     let mut bridges: Vec<Devfn> = Vec::new();
     for (way, bus) in buses {
         match way.first() {
-            None => bus.numbers.iter().for_each(|number| slot(sink, bus.index, *number)),
+            None => bus.slots.iter().for_each(|one| slot(sink, bus.index, *one)),
             Some(bridge) if !bridges.contains(bridge) => bridges.push(*bridge),
             Some(_) => {}
         }
@@ -133,15 +154,15 @@ fn objects(sink: &mut dyn AmlSink, buses: &[(&[Devfn], &SlotBus)]) {
 }
 
 /// The object of one device number. All functions of a device are behind that of function 0.
-fn slot(sink: &mut dyn AmlSink, index: u8, number: u8) {
-    let (register, bit) = (format!("\\_SB_.{}", numbered(EJECT, index.into())), bit(number));
+fn slot(sink: &mut dyn AmlSink, index: u8, slot: BusSlot) {
+    let (register, eject) = (format!("\\_SB_.{}", numbered(EJECT, index.into())), bit(slot.bit));
     let register = Path::new(&register);
-    let eject = Store::new(&register, &bit);
-    let user_number = ports::FIRST_BUS_SLOT + u32::from(index) * 32 + u32::from(number);
+    let eject = Store::new(&register, &eject);
+    let user_number = ports::FIRST_BUS_SLOT + u32::from(index) * 32 + u32::from(slot.bit);
     Device::new(
-        Path::new(&name(number)),
+        Path::new(&name(slot.number)),
         vec![
-            &address(Devfn::new(number, 0)),
+            &address(Devfn::new(slot.number, 0)),
             &Name::new(Path::new("_SUN"), &user_number),
             &Method::new(Path::new("_EJ0"), 1, true, vec![&eject]),
         ],

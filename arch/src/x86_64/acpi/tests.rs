@@ -422,14 +422,15 @@ fn devices_of_conventional_buses_stand_below_the_bridges_that_lead_there() {
     let (port, other, bridge_at) = (Devfn::new(1, 0), Devfn::new(1, 1), Devfn::new(0, 0));
     let mut bridge = bridge(0, 0, 0..=9);
     bridge.slots = vec![
-        SlotBus { index: 0, way: vec![], numbers: vec![5] },
-        SlotBus { index: 1, way: vec![port, bridge_at], numbers: vec![0, 31] },
-        SlotBus { index: 2, way: vec![other, bridge_at], numbers: vec![0] },
+        SlotBus { index: 0, way: vec![], slots: vec![BusSlot::of_own(5)] },
+        SlotBus { index: 1, way: vec![port, bridge_at], slots: vec![BusSlot::of_own(0), BusSlot { number: 31, bit: 30 }] },
+        SlotBus { index: 2, way: vec![other, bridge_at], slots: vec![BusSlot::of_own(0)] },
+        SlotBus { index: 2, way: vec![Devfn::new(2, 0)], slots: vec![BusSlot { number: 0, bit: 1 }] },
     ];
     let found = build(1, &map, &[bridge], &[]);
     let dsdt = found.get(b"DSDT").unwrap();
     // Each register is named in its field and used once; each bridge is there once.
-    for (name, times) in [(b"U000", 2), (b"U002", 2), (b"L001", 2), (b"E001", 3), (b"E002", 2), (b"U003", 0)] {
+    for (name, times) in [(b"U000", 2), (b"U002", 2), (b"L001", 2), (b"E001", 3), (b"E002", 3), (b"U003", 0)] {
         assert_eq!(holds(dsdt, name), times, "{}", String::from_utf8_lossy(name));
     }
     let device = |name: &[u8; 4]| {
@@ -443,7 +444,8 @@ fn devices_of_conventional_buses_stand_below_the_bridges_that_lead_there() {
     assert_eq!(device(b"S01F"), [0x0C, 0, 0, 31, 0]);
     assert_eq!(holds(dsdt, b"\\\x2F\x05_SB_P000D008D000S01F"), 2, "told of coming and of leaving");
     assert_eq!(holds(dsdt, b"\\\x2F\x03_SB_P000S005"), 2);
-    assert_eq!(holds(dsdt, b"_EJ0"), 4);
+    assert_eq!(holds(dsdt, b"\\\x2F\x04_SB_P000D010S000"), 2, "the last two share registers, which are read once");
+    assert_eq!(holds(dsdt, b"_EJ0"), 5);
     // Three buses of twelve ports from 0x640 on.
     assert_eq!(holds(dsdt, &[b"BSLT\x01\x0B".as_slice(), &[0x40, 6, 0x0A, 36]].concat()), 1);
     assert_eq!(ports::BUS_SLOTS + u16::from(ports::SLOT_BUSES) * ports::BUS_SLOTS_LEN, ports::CPU_STATE);
@@ -455,7 +457,11 @@ fn slots_of_as_many_buses_as_there_can_be_fit_the_place_of_the_tables() {
     let mut bridge = bridge(0, 0, 0..=255);
     bridge.prt = (0..32).flat_map(PrtEntry::of_device).collect();
     bridge.slots = (0..ports::SLOT_BUSES)
-        .map(|index| SlotBus { index, way: vec![Devfn::new(index, 0), Devfn::ZERO], numbers: (0..32).collect() })
+        .map(|index| SlotBus {
+            index,
+            way: vec![Devfn::new(index, 0), Devfn::ZERO],
+            slots: (0..32).map(BusSlot::of_own).collect(),
+        })
         .collect();
     let cpus = cpus(8);
     let bridges = [bridge];
