@@ -23,7 +23,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::access::{Access, Reg};
-use crate::address::BusRange;
+use crate::address::{BusRange, Devfn};
 use crate::bridge;
 use crate::caps::express::{ExpressType, LINK_STATUS, LINK_STATUS_2, link_status, link_status_2, reg as express};
 use crate::caps::{Express, MsiLayout, Power, Subsystem, power};
@@ -55,6 +55,7 @@ const fn express(register: u8) -> u16 {
     (EXPRESS + register) as u16
 }
 
+const DEVICE_CONTROL_2: Reg = Reg::containing(express(express::DEVICE_CONTROL_2));
 const LINK_CONTROL: Reg = Reg::containing(express(express::LINK_CONTROL));
 const POWER_CONTROL: Reg = Reg::containing((POWER + power::CONTROL) as u16);
 const SLOT_CONTROL: Reg = Reg::containing(express(express::SLOT_CONTROL));
@@ -192,6 +193,7 @@ impl Port {
     }
 
     fn changes(&mut self, offset: u16, change: Change) -> Changes {
+        const CONTROL_2: u16 = DEVICE_CONTROL_2.offset();
         const LINK: u16 = LINK_CONTROL.offset();
         const ROOT_COMMAND: u16 = AER + errors::reg::ROOT_COMMAND;
         const ROOT_STATUS: u16 = AER + errors::reg::ROOT_STATUS;
@@ -220,6 +222,7 @@ impl Port {
                     changes |= Changes::WINDOWS | Changes::BUS_MASTER | Changes::LINK;
                 }
             }
+            CONTROL_2 => changes.set(Changes::LINK, flipped(express::ARI_FORWARDING)),
             LINK if flipped(express::LINK_DISABLE) => {
                 changes |= Changes::LINK;
                 changes.set(Changes::RESET_BELOW, change.risen() & express::LINK_DISABLE != 0);
@@ -246,6 +249,13 @@ impl Port {
     #[must_use]
     pub fn forwards(&self, at: u64, len: u64) -> bool {
         !self.asleep() && bridge::forwards(&self.space, at, len)
+    }
+
+    /// Whether a configuration request goes to `devfn` of the bus below. Over a link those for device 0 do, and others only with
+    /// alternative routing-IDs, to functions above 7 (PCIe 6.0 6.13).
+    #[must_use]
+    pub fn forwards_to(&self, devfn: Devfn) -> bool {
+        !self.kind.has_link_below() || devfn.device() == 0 || self.space.read(DEVICE_CONTROL_2) & express::ARI_FORWARDING != 0
     }
 
     /// Whether requests from below go up.

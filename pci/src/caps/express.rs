@@ -19,6 +19,10 @@ pub mod reg {
     pub const SLOT_CONTROL: u8 = 0x18;
     /// Link capabilities 2.
     pub const LINK_CAPABILITIES_2: u8 = 0x2C;
+    /// Device control 2, device status 2.
+    pub const DEVICE_CONTROL_2: u8 = 0x28;
+    /// Device control 2: ARI forwarding enable.
+    pub const ARI_FORWARDING: u32 = 1 << 5;
     /// Device control: initiate a function-level reset (reads 0).
     pub const INITIATE_FLR: u32 = 1 << 15;
     /// Link control 2, link status 2.
@@ -198,15 +202,13 @@ impl Express {
 
     fn device_control_2(&self) -> RegDef {
         const TIMEOUT_DISABLE: u32 = 1 << 4;
-        /// Functions above 7, which none of ours is, would be reached.
-        const ARI_FORWARDING: u32 = 1 << 5;
         const ATOMIC_EGRESS_BLOCKING: u32 = 1 << 7;
         RegDef::writable(
             0,
             match self.kind {
-                ExpressType::RootPort => TIMEOUT_DISABLE | ARI_FORWARDING,
+                ExpressType::RootPort => TIMEOUT_DISABLE | reg::ARI_FORWARDING,
                 ExpressType::UpstreamPort => ATOMIC_EGRESS_BLOCKING,
-                ExpressType::DownstreamPort => ATOMIC_EGRESS_BLOCKING | ARI_FORWARDING,
+                ExpressType::DownstreamPort => ATOMIC_EGRESS_BLOCKING | reg::ARI_FORWARDING,
                 ExpressType::PciBridge => 0,
                 _ => TIMEOUT_DISABLE,
             },

@@ -19,7 +19,7 @@ pub fn assign(cycles: &mut dyn Cycles, root: &PlannedRootComplex) -> Result<Vec<
     let mut enumerator = Enumerator { cycles, segment: root.segment };
     let mut found = Vec::new();
     let mut last = root.buses.secondary;
-    let bus = enumerator.number(root.buses.secondary, false, &mut last, root.buses.subordinate, &mut found)?;
+    let bus = enumerator.number(root.buses.secondary, None, &mut last, root.buses.subordinate, &mut found)?;
     let spaces = [
         (Space::Memory, root.mem32.iter().map(|window| (window.base.max(1), window.limit)).collect::<Vec<_>>()),
         (Space::Prefetchable, root.mem64.iter().map(|window| (window.base.max(1), window.limit)).collect()),
@@ -35,11 +35,11 @@ pub fn assign(cycles: &mut dyn Cycles, root: &PlannedRootComplex) -> Result<Vec<
     Ok(found)
 }
 
-/// Gives the BARs of what was added on `bus`, below a link, places in the windows of its bridge, which stay as they are, and
+/// Gives the BARs of what was added on `bus`, which is the link of `port`, places in the windows of its bridge, which stay as they are, and
 /// switches decoding and bus mastering on. Returns the functions with what was written.
-pub fn added(cycles: &mut dyn Cycles, segment: u16, bus: u8, windows: Windows) -> Result<Vec<Found>, AssignError> {
-    let mut enumerator = Enumerator { cycles, segment };
-    let found = enumerator.scan_bus(bus, true);
+pub fn added(cycles: &mut dyn Cycles, port: Sbdf, bus: u8, windows: Windows) -> Result<Vec<Found>, AssignError> {
+    let mut enumerator = Enumerator { cycles, segment: port.segment };
+    let found = enumerator.scan_bus(bus, Some(port));
     let mut devices = Bus { devices: found.iter().map(|one| Device { at: one.at, bars: wants(one), below: None }).collect() };
     let range = |window: Option<Window>| window.map(|window| (window.base, window.limit)).into_iter().collect::<Vec<_>>();
     if lay(&devices.parts(Space::Prefetchable), &range(windows.prefetchable)).is_none() {
@@ -54,7 +54,7 @@ pub fn added(cycles: &mut dyn Cycles, segment: u16, bus: u8, windows: Windows) -
         enumerator.give(&parts, &places, space, 0);
     }
     enumerator.enable(&devices);
-    Ok(enumerator.scan_bus(bus, true))
+    Ok(enumerator.scan_bus(bus, Some(port)))
 }
 
 /// Takes every number away again, from the leaves up: what [`assign`] starts from.
@@ -189,7 +189,14 @@ fn lay(parts: &[Part], ranges: &[(u64, u64)]) -> Option<Vec<u64>> {
 
 impl Enumerator<'_> {
     /// Goes down from `bus`, numbering what is below; `last` is the highest bus number given, `most` the highest there is.
-    fn number(&mut self, bus: u8, link: bool, last: &mut u8, most: u8, found: &mut Vec<Found>) -> Result<Bus, AssignError> {
+    fn number(
+        &mut self,
+        bus: u8,
+        link: Option<Sbdf>,
+        last: &mut u8,
+        most: u8,
+        found: &mut Vec<Found>,
+    ) -> Result<Bus, AssignError> {
         let mut devices = Vec::new();
         let here = self.scan_bus(bus, link);
         // Virtual functions have the numbers right behind their bus.
@@ -208,7 +215,7 @@ impl Enumerator<'_> {
                     *last = secondary;
                     // Everything above goes down this way while it is not known how far that is.
                     self.write_buses(at, bus, BusRange { secondary, subordinate: most });
-                    let below = self.number(secondary, bridge.link, last, most, found)?;
+                    let below = self.number(secondary, bridge.link.then_some(at), last, most, found)?;
                     self.write_buses(at, bus, BusRange { secondary, subordinate: *last });
                     Some(below)
                 }

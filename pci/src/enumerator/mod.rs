@@ -102,11 +102,11 @@ mod reg {
 }
 
 /// Finds every function below `root_bus` by the bus numbers that the bridges have. Sizes BARs with decode off and restores
-/// what it changed. Functions come in the order in which they are found: a bus first, then what is below its bridges.
+/// what it changed, but for ARI forwarding, which stays on above devices that are found by it. Functions come in the order in which they are found: a bus first, then what is below its bridges.
 pub fn walk(cycles: &mut dyn Cycles, segment: u16, root_bus: u8) -> Vec<Found> {
     let mut enumerator = Enumerator { cycles, segment };
     let mut found = Vec::new();
-    enumerator.walk_bus(root_bus, false, &mut found);
+    enumerator.walk_bus(root_bus, None, &mut found);
     found
 }
 
@@ -116,25 +116,27 @@ struct Enumerator<'a> {
 }
 
 impl Enumerator<'_> {
-    fn walk_bus(&mut self, bus: u8, link: bool, found: &mut Vec<Found>) {
+    /// `link` is the port whose link the bus is.
+    fn walk_bus(&mut self, bus: u8, link: Option<Sbdf>, found: &mut Vec<Found>) {
         let here = self.scan_bus(bus, link);
-        let bridges: Vec<FoundBridge> = here.iter().filter_map(|function| function.bridge).collect();
+        let bridges: Vec<(Sbdf, FoundBridge)> =
+            here.iter().filter_map(|function| Some((function.at, function.bridge?))).collect();
         found.extend(here);
-        for bridge in bridges {
+        for (at, bridge) in bridges {
             // Only a bus number above its own can be entered, so that no register value makes this endless.
             if bridge.buses.secondary > bus && bridge.buses.secondary <= bridge.buses.subordinate {
-                self.walk_bus(bridge.buses.secondary, bridge.link, found);
+                self.walk_bus(bridge.buses.secondary, bridge.link.then_some(at), found);
             }
         }
     }
 
     /// Asks every place on a bus; below a link only device 0.
-    fn scan_bus(&mut self, bus: u8, link: bool) -> Vec<Found> {
+    fn scan_bus(&mut self, bus: u8, link: Option<Sbdf>) -> Vec<Found> {
         let mut found = Vec::new();
-        if link && let Some(chain) = self.scan_chain(bus) {
+        if let Some(chain) = link.and_then(|port| self.scan_chain(bus, port)) {
             return chain;
         }
-        for device in 0..if link { 1 } else { 32 } {
+        for device in 0..if link.is_some() { 1 } else { 32 } {
             for function in 0..8 {
                 let at = Sbdf { segment: self.segment, bdf: Bdf::new(bus, Devfn::new(device, function)) };
                 let Some(one) = self.identify(at) else {
@@ -154,9 +156,14 @@ impl Enumerator<'_> {
         found
     }
 
-    /// Follows alternative routing ids from function 0 of a device below a link; `None` if it has none.
-    fn scan_chain(&mut self, bus: u8) -> Option<Vec<Found>> {
+    /// Follows alternative routing ids from function 0 of the device below the link of `port`; `None` if it has none.
+    fn scan_chain(&mut self, bus: u8, port: Sbdf) -> Option<Vec<Found>> {
         let mut found = Vec::new();
+        let first = Sbdf { segment: self.segment, bdf: Bdf::new(bus, Devfn::ZERO) };
+        self.extended(first, 0x0E)?;
+        let control = self.capability(port, 0x10)? + 0x28;
+        let held = self.read32(port, control);
+        self.write32(port, control, held | 1 << 5);
         let mut number = 0;
         loop {
             let at = Sbdf { segment: self.segment, bdf: Bdf::new(bus, Devfn::from_byte(number)) };

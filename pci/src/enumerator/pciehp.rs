@@ -76,7 +76,7 @@ impl Pciehp {
         let capabilities = enumerator.read32(port, express + 0x14);
         let bus = enumerator.buses(port).secondary;
         let windows = enumerator.windows(port);
-        let known = assign::added(cycles, port.segment, bus, windows).ok()?;
+        let known = assign::added(cycles, port, bus, windows).ok()?;
         let state = if known.is_empty() { State::Off } else { State::On };
         Some(Self { port, express, capabilities, state, probe: Probe::No, pending: 0, known, failures: 0 })
     }
@@ -136,7 +136,7 @@ impl Pciehp {
             State::BringingUp => {
                 let bus = self.buses(cycles).secondary;
                 let mut enumerator = Enumerator { cycles, segment: self.port.segment };
-                if enumerator.scan_bus(bus, true).is_empty() {
+                if enumerator.scan_bus(bus, Some(self.port)).is_empty() {
                     self.fail(cycles);
                 } else {
                     // What changed up to here is taken care of.
@@ -271,7 +271,7 @@ impl Pciehp {
     fn configure(&self, cycles: &mut dyn Cycles) -> Result<Vec<Found>, AssignError> {
         let bus = self.buses(cycles).secondary;
         let windows = Enumerator { cycles, segment: self.port.segment }.windows(self.port);
-        assign::added(cycles, self.port.segment, bus, windows)
+        assign::added(cycles, self.port, bus, windows)
     }
 
     /// Power indicator, where there is one.

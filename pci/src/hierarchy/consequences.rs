@@ -71,7 +71,7 @@ impl Hierarchy {
                 Some(found @ (of, _)) if of == bus => found,
                 _ => *looked_up.insert((bus, self.leads_to(bus.0, bus.1))),
             };
-            (*id, leads_to == Some((node.on, 0)))
+            (*id, leads_to == Some((node.on, 0)) && self.forwards_to(node.on, node.devfn))
         });
         let in_place: Vec<(FunctionId, bool)> = in_place.collect();
         self.reach.settle_mirrors(&in_place, effects);

@@ -299,7 +299,17 @@ impl Hierarchy {
     fn find(&self, segment: u16, bdf: Bdf) -> Option<FunctionId> {
         let (on, further) = self.leads_to(segment, bdf.bus())?;
         let is_there = |node: &Node| node.devfn == bdf.devfn() && node.further == further;
-        self.children(on).iter().copied().find(|id| self.nodes.get(id).is_some_and(is_there))
+        let found = self.children(on).iter().copied().find(|id| self.nodes.get(id).is_some_and(is_there));
+        found.filter(|_| further > 0 || self.forwards_to(on, bdf.devfn()))
+    }
+
+    /// Whether configuration requests for `devfn` get to the first bus on `on`.
+    fn forwards_to(&self, on: Parent, devfn: Devfn) -> bool {
+        let Parent::Port(id) = on else { return true };
+        match self.nodes.get(&id).map(|node| &node.what) {
+            Some(What::Port(port)) => port.forwards_to(devfn),
+            _ => true,
+        }
     }
 
     /// What a bus hangs on by the numbers of this moment, or what the last bus before it hangs on to which a bridge leads, and

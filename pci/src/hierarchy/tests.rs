@@ -9,7 +9,7 @@ use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::testing::{FakeMirror, dword, tree};
 use crate::topology::Name;
-use crate::topology::tests::{downstream, endpoint, endpoint_of, mem64, roomy, root_port, topology, upstream};
+use crate::topology::tests::{downstream, endpoint, endpoint_of, function, mem64, roomy, root_port, topology, upstream};
 
 const IDS: Ids =
     Ids { vendor: 0x1234, device: 1, class: ClassCode::new(0x08_8000), revision: 0, subsystem_vendor: 0, subsystem: 0 };
@@ -34,7 +34,10 @@ pub(super) struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let plan = plan();
+        Self::of(plan())
+    }
+
+    fn of(plan: Plan) -> Self {
         let tree = tree(&plan, &Arc::default(), |_, spec| EmulatedSpec {
             ids: IDS,
             bars: spec.bars,
@@ -103,6 +106,20 @@ fn nobody_answers_outside_the_tree() {
     let mut data = [0; 4];
     rig.tree.read(1, rig.at("a"), 0, &mut data);
     assert_eq!(data, [0xFF; 4], "segment 1 does not exist");
+}
+
+#[test]
+fn functions_above_7_answer_while_the_port_above_forwards_alternative_routing_ids() {
+    let far = function(endpoint("far", "rp", &[]), 200);
+    let nodes = vec![root_port("rp", "rc0"), endpoint("near", "rp", &[]), function(endpoint("beside", "rp", &[]), 7), far];
+    let mut rig = Rig::of(topology(nodes).plan(&roomy()).unwrap());
+    rig.tree.start(&mut Vec::new());
+    let seen = |rig: &mut Rig| ["near", "beside", "far"].map(|name| rig.read(rig.at(name), 0) != u32::MAX);
+    assert_eq!(seen(&mut rig), [true, true, false]);
+    rig.write(rig.at("rp"), 0x68, &[1 << 5]);
+    assert_eq!(seen(&mut rig), [true, true, true]);
+    rig.write(rig.at("rp"), 0x68, &[0]);
+    assert_eq!(seen(&mut rig), [true, true, false]);
 }
 
 #[test]

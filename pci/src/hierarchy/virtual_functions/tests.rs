@@ -45,6 +45,7 @@ impl Rig {
         });
         let mut rig = Self { tree, at: plan.by_name("pf").unwrap().at.bdf, plan, effects: Vec::new(), capability: 0 };
         rig.tree.start(&mut rig.effects);
+        rig.forward_routing_ids(true);
         rig.effects.clear();
         let mut offset = 0x100;
         while rig.read(rig.at, offset) & 0xFFFF != 0x10 {
@@ -61,6 +62,12 @@ impl Rig {
 
     fn write(&mut self, at: Bdf, offset: u16, data: &[u8]) {
         self.tree.write(0, at, offset, data, &mut self.effects);
+    }
+
+    /// ARI forwarding of the port above.
+    fn forward_routing_ids(&mut self, on: bool) {
+        let port = self.plan.by_name("rp").unwrap().at.bdf;
+        self.write(port, 0x68, &[u8::from(on) << 5]);
     }
 
     /// Writes the number, then the control register.
@@ -108,6 +115,9 @@ fn virtual_functions_appear_at_their_routing_ids_and_vanish_with_the_enable_bit(
         }
         rig.write(at, 4, &[6, 0]);
         assert_eq!(rig.read(at, 4) & 7, 4, "bus mastering, and no memory space of its own");
+        rig.forward_routing_ids(false);
+        assert_eq!(rig.read(at, 4), u32::MAX, "device 1 of a link");
+        rig.forward_routing_ids(true);
     }
     for routing_id in [9, 11, 14] {
         assert_eq!(rig.read(rig.place(routing_id), 8), u32::MAX);
