@@ -435,6 +435,9 @@ impl Mapper {
             }
         }
         self.mapped.insert(key, mapped);
+        if let Some(slot_events) = &self.slot_events {
+            slot_events.tell_moved();
+        }
     }
 
     fn unmap(&mut self, key: (FunctionId, BarIndex)) {

@@ -12,7 +12,7 @@ use api::command::{Added, Command, Reply, Resize};
 use api::config::{DeviceConfig, Policy, Size, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::events::Event;
-use api::info::{Phase, Published, VmInfo};
+use api::info::{DeviceInfo, Phase, Published, VmInfo};
 
 use devices::complaints::chain;
 use devices::virtio::balloon::BalloonControl;
@@ -161,7 +161,7 @@ impl<'a, 's> Session<'a, 's> {
 
     fn publish(&self, phase: Phase) {
         let (cpus, memory, actual) = (self.resizer.cpus(), self.resizer.memory(), self.resizer.actual());
-        let devices = listing::devices(self.machine, &self.hotplug);
+        let devices = self.devices();
         // What came and went since the start is in what was told before.
         let mut config = self.service.published.get().map_or_else(|| self.config.clone(), |info| info.config.clone());
         config.cpus.count = cpus;
@@ -334,7 +334,13 @@ impl<'a, 's> Session<'a, 's> {
 
     /// Makes known what devices there are. Comes before the answer to who changed that: vm.info is asked for next.
     fn publish_devices(&self) {
-        self.service.published.update(|info| info.devices = listing::devices(self.machine, &self.hotplug));
+        self.service.published.update(|info| info.devices = self.devices());
+    }
+
+    /// The devices, with the places that their BARs have at this moment.
+    fn devices(&self) -> Vec<DeviceInfo> {
+        self.machine.slot_events().take_moved();
+        listing::devices(self.machine, &self.hotplug)
     }
 
     /// Forgets what was told of devices that are not there any more.
@@ -448,6 +454,8 @@ impl Attendant for Session<'_, '_> {
         let moved = self.hotplug.follow(self.machine, Instant::now());
         if moved {
             self.forget();
+        }
+        if moved || self.machine.slot_events().take_moved() {
             self.publish_devices();
         }
         for failure in self.hotplug.take_failures() {
