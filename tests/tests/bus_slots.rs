@@ -182,8 +182,10 @@ fn devices_below_ports_without_slots_leave_where_the_flag_says_so_and_keep_their
         server
     };
     let server = machine("switch,hot-plug=no-port");
+    let info = server.expect("GET vm.info", "", 200);
     let fixed = server.expect("PUT vm.remove-device", r#"{"id":"a"}"#, 400);
     assert!(fixed.contains("hangs on no hot-plug port") && fixed.contains("cold-removal=on"), "{fixed}");
+    assert_eq!(server.expect("GET vm.info", "", 200), info, "a refusal changes nothing");
     server.shuts_down();
 
     let mut server = machine("switch,hot-plug=no-port,cold-removal=on");

@@ -275,9 +275,11 @@ impl<'a, 's> Session<'a, 's> {
             Command::AddFs { config, reply } => self.add_virtio(Virtio::Folder(*config), reply),
             Command::AddVsock { config, reply } => self.add_virtio(Virtio::Vsock(*config), reply),
             Command::RemoveDevice { id, reply } => {
-                // Names by place would be others' when a device has left.
-                self.service.published.update(|info| additions::name_all(&mut info.config));
                 let removed = self.hotplug.remove(self.machine, &id, Instant::now());
+                if removed.is_ok() {
+                    // Names by place would be others' when it has left.
+                    self.service.published.update(|info| additions::name_all(&mut info.config));
+                }
                 self.forget();
                 self.publish_devices();
                 reply.send(removed.map_err(|error| error.for_client()));

@@ -78,7 +78,9 @@ pub fn changes(machine: &Machine) -> Result<(Changes, VmConfig), SnapshotError> 
     let (mut changes, mut shown) = (Changes::default(), machine.config.clone());
     // First: one that came may have the name of one that left.
     changes.remove(&machine.left.iter().map(|name| Name::from(name.as_str())).collect::<Vec<_>>());
-    additions::name_all(&mut shown);
+    if !machine.left.is_empty() {
+        additions::name_all(&mut shown);
+    }
     additions::forget(&mut shown, |id| machine.left.iter().all(|left| left != id));
     for added in &machine.added {
         let functions = added.functions.iter().map(|function| {
