@@ -188,12 +188,12 @@ impl Session {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Resident memory, KiB; 0 when it has ended.
+    /// Resident memory without pages of files, KiB; 0 when it has ended. Code comes and goes as it is used.
     #[must_use]
     pub fn resident(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        let parts = status.lines().filter_map(|line| line.strip_prefix("RssAnon:").or_else(|| line.strip_prefix("RssShmem:")));
+        parts.filter_map(|part| part.split_whitespace().next()?.parse::<u64>().ok()).sum()
     }
 
     /// Number of open descriptors, and of threads.

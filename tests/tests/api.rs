@@ -394,7 +394,7 @@ fn case_b8_a_busy_host_delays_no_addition() {
         server.until("PUT vm.add-device", &format!(r#"{{"banyan":"stub,id=x,{WORKER}"}}"#), 200);
         times.push(start.elapsed());
         server.process.expect("came 01:00.0");
-        assert!(start.elapsed() < Duration::from_secs(3), "runtimes wait no longer");
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}: runtimes wait no longer", start.elapsed());
         assert_eq!(server.remove("x"), 204);
         server.process.expect("left 01:00.0");
         server.until("PUT vm.remove-device", r#"{"id":"x"}"#, 404);

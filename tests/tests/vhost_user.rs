@@ -293,7 +293,7 @@ fn servers_that_say_nothing_when_memory_comes_hold_up_no_command_and_a_pause_wai
     while start.elapsed() < Duration::from_secs(3) {
         let asked = Instant::now();
         machine.expect("GET vm.counters", "", 200);
-        assert!(asked.elapsed() < Duration::from_secs(1), "{:?} for an answer", asked.elapsed());
+        assert!(asked.elapsed() < Duration::from_millis(1900), "{:?} for an answer: a server has two seconds", asked.elapsed());
         thread::sleep(Duration::from_millis(20));
     }
     let asked = Instant::now();
