@@ -81,6 +81,30 @@ fn case_e4_every_client_that_asks_for_the_end_is_told_of_it() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_e4_forty_processes_that_are_told_to_end_at_once_all_answer_first_ten_times_in_a_row() {
+    for _ in 0..10 {
+        let servers: Vec<_> = (0..40).map(|_| Server::empty()).collect();
+        // Some have a guest to end.
+        for server in servers.iter().step_by(4) {
+            assert_eq!(server.create(&image("echo.elf"), "").0, 204);
+            server.expect("PUT vm.boot", "", 204);
+        }
+        let clients: Vec<_> = servers
+            .iter()
+            .map(|server| {
+                let socket = server.socket();
+                thread::spawn(move || call(&socket, "PUT vmm.shutdown", ""))
+            })
+            .collect();
+        for client in clients {
+            assert_eq!(client.join().unwrap(), (204, String::new()));
+        }
+        servers.into_iter().for_each(|server| server.ends(0));
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn commands_at_once_from_many_clients_are_all_answered() {
     let server = Server::empty();
     let clients: Vec<_> = (0..4u32)
