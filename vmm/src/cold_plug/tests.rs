@@ -298,6 +298,14 @@ mod any_list {
                     prop_assert!(error.to_string().contains("device d"));
                     return Ok(());
                 }
+                // Where no port is above.
+                Err(SpecError::VirtualFunctions { name, .. }) => {
+                    let index: usize = name.0.trim_start_matches('d').parse().unwrap();
+                    let (_, attach, vfs, _) = devices[index];
+                    let conventional = attach.map_or(pcie.contains("bridge-port"), |kind| kind == "pci");
+                    prop_assert!(vfs && (conventional || pcie.contains("flat") || pcie.contains("no-port")), "{}", name);
+                    return Ok(());
+                }
                 Err(other) => return Err(TestCaseError::fail(other.to_string())),
             };
             let plan = match plan::plan(&spec.topology, &LIMITS) {
