@@ -405,7 +405,7 @@ mod tests {
         let error = answered_with(&["HTTP/1.1 405 \r\nContent-Length: 9\r\n\r\n[\"a\",\"b\"]"]).unwrap_err();
         assert!(matches!(&error, ClientError::Refused { status: 405, .. }));
         assert_eq!(error.to_string(), "vm.boot: a: b");
-        let error = answered_with(&["HTTP/1.1 501 \r\nContent-Length: 15\r\n\r\n[\"vm.boot: no\"]"]).unwrap_err();
+        let error = answered_with(&["HTTP/1.1 400 \r\nContent-Length: 15\r\n\r\n[\"vm.boot: no\"]"]).unwrap_err();
         assert_eq!(error.to_string(), "vm.boot: no", "the name is said once");
         let error = answered_with(&["HTTP/1.1 500 \r\nContent-Length: 0\r\n\r\n"]).unwrap_err();
         assert_eq!(error.to_string(), "vm.boot: no reason is given");

@@ -37,12 +37,11 @@ impl ErrorKind {
     #[must_use]
     pub const fn status(self) -> u16 {
         match self {
-            Self::BadRequest => 400,
+            Self::BadRequest | Self::Unsupported => 400,
             Self::NotFound => 404,
             Self::WrongState => 405,
             Self::Conflict => 409,
             Self::Internal => 500,
-            Self::Unsupported => 501,
         }
     }
 }

@@ -202,6 +202,7 @@ mod tests {
             phase,
             progress: Some(Progress { step: Step::Prefault, done, total: 1000 }),
             memory: 0,
+            balloon: crate::info::Gauge::default(),
             devices: Vec::new(),
         };
         let (one, two, three) = (info(Phase::Created, 10), info(Phase::Created, 19), info(Phase::Running, 20));

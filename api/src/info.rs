@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::config::VmConfig;
@@ -21,9 +22,38 @@ pub struct VmInfo {
     pub progress: Option<Progress>,
     /// Bytes of memory that the guest has.
     pub memory: u64,
+    /// Bytes of them that are in its balloon.
+    pub balloon: Gauge,
     /// Devices and where the guest finds them.
     pub devices: Vec<DeviceInfo>,
 }
+
+/// A number that follows the guest without anybody being told.
+#[derive(Debug, Clone, Default)]
+pub struct Gauge(Arc<AtomicU64>);
+
+impl Gauge {
+    /// What `number` is, whenever it is asked for.
+    #[must_use]
+    pub const fn of(number: Arc<AtomicU64>) -> Self {
+        Self(number)
+    }
+
+    /// The number at this moment.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl PartialEq for Gauge {
+    /// Whether both follow the same.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Gauge {}
 
 /// Where in its life a machine is. No machine is no phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -387,7 +417,14 @@ mod tests {
         let published = Published::new();
         published.update(|_| panic!("there is nothing to change"));
         assert_eq!(published.get(), None);
-        let info = VmInfo { config: VmConfig::default(), phase: Phase::Created, progress: None, memory: 1, devices: Vec::new() };
+        let info = VmInfo {
+            config: VmConfig::default(),
+            phase: Phase::Created,
+            progress: None,
+            memory: 1,
+            balloon: Gauge::default(),
+            devices: Vec::new(),
+        };
         published.set(Some(info));
         let (copy, before) = (published.clone(), published.get().unwrap());
         published.update(|info| info.phase = Phase::Running);

@@ -168,6 +168,30 @@ impl Backends {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).retain(|name, _| spec.endpoints.contains_key(name));
     }
 
+    /// What passed through disks and interfaces that this process serves, by their names, with the dialect's names of counters.
+    #[must_use]
+    pub fn traffic(&self) -> Vec<(String, Vec<(&'static str, u64)>)> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let counters = |backend: &Backend| match backend {
+            Backend::Image(image) => {
+                let (read, written) = (image.read(), image.written());
+                let bytes = [("read_bytes", read.bytes()), ("write_bytes", written.bytes())];
+                Some([bytes, [("read_ops", read.count()), ("write_ops", written.count())]].concat())
+            }
+            Backend::Taps(taps, _) => {
+                let sum = |of: fn(&Tap) -> u64| taps.iter().map(|tap| of(tap)).sum();
+                Some(vec![
+                    ("rx_bytes", sum(|tap| tap.received().bytes())),
+                    ("rx_frames", sum(|tap| tap.received().count())),
+                    ("tx_bytes", sum(|tap| tap.sent().bytes())),
+                    ("tx_frames", sum(|tap| tap.sent().count())),
+                ])
+            }
+            _ => None,
+        };
+        open.iter().filter_map(|(name, backend)| Some((name.to_string(), counters(backend)?))).collect()
+    }
+
     /// The balloon, if there is one.
     #[must_use]
     pub fn balloon(&self) -> Option<Arc<BalloonControl>> {

@@ -1,4 +1,5 @@
-//! What a guest cost: exits by reason, memory slots, DMA maps, interrupt routes. Counts, never times.
+//! What a guest cost: exits by reason, memory slots, DMA maps, interrupt routes; and what passed through its disks and interfaces.
+//! Counts, never times.
 
 use std::fmt;
 
@@ -21,12 +22,13 @@ pub struct Report {
     route_commits: u64,
     port_writes: WriteCounts,
     bars: Vec<(String, u8, MapCounts)>,
+    traffic: Vec<(String, Vec<(&'static str, u64)>)>,
 }
 
 impl Report {
-    /// Takes the counts of this moment.
+    /// Takes the counts of this moment, with those of devices by their names.
     #[must_use]
-    pub fn new(threads: &Threads, pci: &PciBus, routes: &GsiTable) -> Self {
+    pub fn new(threads: &Threads, pci: &PciBus, routes: &GsiTable, traffic: Vec<(String, Vec<(&'static str, u64)>)>) -> Self {
         let total = |(reason, name): &(Count, &'static str)| (*name, threads.total(*reason));
         let (slots, slot_changes, doorbells, port_writes, bars) = pci.change(|tree| {
             let port_writes = tree.hierarchy.port_writes();
@@ -43,6 +45,7 @@ impl Report {
             route_commits: routes.commits(),
             port_writes,
             bars,
+            traffic,
         }
     }
 }
@@ -83,6 +86,10 @@ impl Report {
             device.insert(format!("bar{bar}_reads"), counts.reads);
             device.insert(format!("bar{bar}_writes"), counts.writes);
         }
+        for (name, passed) in &self.traffic {
+            let passed = passed.iter().map(|(counter, count)| ((*counter).to_owned(), *count));
+            counters.entry(name.clone()).or_default().extend(passed);
+        }
         counters
     }
 }
@@ -109,6 +116,10 @@ impl fmt::Display for Report {
                 let MapCounts { doorbells, reads, writes, .. } = counts;
                 writeln!(f, "  {name} BAR {bar}: {reads} reads, {writes} writes, {doorbells} doorbells without exits")?;
             }
+        }
+        for (name, passed) in &self.traffic {
+            let passed: Vec<_> = passed.iter().map(|(counter, count)| format!("{count} {}", counter.replace('_', " "))).collect();
+            writeln!(f, "  {name}: {}", passed.join(", "))?;
         }
         Ok(())
     }

@@ -419,7 +419,7 @@ impl Machine {
     /// What the guest cost, for `--counters`.
     #[must_use]
     pub fn counters(&self) -> Report {
-        Report::new(&self.threads, &self.pci, &self.routes)
+        Report::new(&self.threads, &self.pci, &self.routes, self.backends().traffic())
     }
 }
 

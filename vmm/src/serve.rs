@@ -12,7 +12,7 @@ use api::config::{Policy, ResetPolicy, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::events::Event;
 use api::http::{Limits, ServeError as ServerError, Server};
-use api::info::{Phase, Published, VmInfo};
+use api::info::{Gauge, Phase, Published, VmInfo};
 use pci::topology::Name;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
@@ -425,6 +425,7 @@ impl State<'_> {
             config: config.clone(),
             phase,
             progress: vm.progress(),
+            balloon: Gauge::default(),
             devices: listing::planned(&vm.blueprint),
         }));
     }
@@ -432,7 +433,8 @@ impl State<'_> {
 
 fn publish(published: &Published, config: &VmConfig, phase: Phase) {
     let memory = config.memory.size.bytes();
-    published.set(Some(VmInfo { memory, config: config.clone(), phase, progress: None, devices: Vec::new() }));
+    let (config, balloon) = (config.clone(), Gauge::default());
+    published.set(Some(VmInfo { memory, config, phase, progress: None, balloon, devices: Vec::new() }));
 }
 
 /// Whose fault a configuration is that cannot be.

@@ -12,7 +12,7 @@ use api::command::{Added, Command, Reply, Resize};
 use api::config::{DeviceConfig, Policy, Size, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::events::Event;
-use api::info::{DeviceInfo, Phase, Published, VmInfo};
+use api::info::{DeviceInfo, Gauge, Phase, Published, VmInfo};
 
 use devices::complaints::chain;
 use devices::virtio::balloon::BalloonControl;
@@ -169,7 +169,8 @@ impl<'a, 's> Session<'a, 's> {
         // Terminals that were made for it have their paths since it runs.
         (config.serial, config.console) = (self.config.serial.clone(), self.config.console.clone());
         config.debug_console.clone_from(&self.config.debug_console);
-        self.service.published.set(Some(VmInfo { config, phase, progress: None, memory: actual, devices }));
+        let balloon = self.machine.balloon().map(|balloon| Gauge::of(balloon.gauge())).unwrap_or_default();
+        self.service.published.set(Some(VmInfo { config, phase, progress: None, memory: actual, balloon, devices }));
     }
 
     /// Clients take the numbers of processors and bytes of the configuration for those of the moment.

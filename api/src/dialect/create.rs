@@ -51,6 +51,8 @@ struct Body {
     pmem: Option<Vec<Value>>,
     user_devices: Option<Vec<Value>>,
     vdpa: Option<Vec<Value>>,
+    generic_vhost_user: Option<Vec<Value>>,
+    rate_limit_groups: Option<Vec<Value>>,
     numa: Option<Vec<Value>>,
     tpm: Option<Value>,
 }
@@ -246,7 +248,13 @@ fn few(key: &str, count: usize) -> Result<(), ApiError> {
 impl Body {
     fn refuse_unsupported(&self, notes: &Notes) -> Result<(), ApiError> {
         no_iommu(WHAT, "iommu", self.iommu)?;
-        let lists = [("pmem", &self.pmem), ("user_devices", &self.user_devices), ("vdpa", &self.vdpa)];
+        let lists = [
+            ("pmem", &self.pmem),
+            ("user_devices", &self.user_devices),
+            ("vdpa", &self.vdpa),
+            ("generic_vhost_user", &self.generic_vhost_user),
+            ("rate_limit_groups", &self.rate_limit_groups),
+        ];
         for (key, list) in lists {
             if list.as_ref().is_some_and(|list| !list.is_empty()) {
                 return Err(refused(WHAT, key, "it is not supported"));

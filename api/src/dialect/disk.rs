@@ -22,6 +22,7 @@ pub(super) struct DiskBody {
     num_queues: Option<u16>,
     queue_size: Option<u16>,
     rate_limiter_config: Option<RateLimiter>,
+    rate_limit_group: Option<String>,
     iommu: Option<bool>,
     vhost_user: Option<bool>,
     vhost_socket: Option<PathBuf>,
@@ -77,6 +78,10 @@ impl From<RateLimiter> for RateLimit {
 impl DiskBody {
     pub(super) fn config(self, what: &str) -> Result<DiskConfig, ApiError> {
         no_iommu(what, "iommu", self.iommu)?;
+        if self.rate_limit_group.is_some_and(|group| !group.is_empty()) {
+            let why = "disks that share a limit are not supported; give each its own `rate_limiter_config`";
+            return Err(refused(what, "rate_limit_group", why));
+        }
         if let Some(flags) = self.banyan {
             if self.path.is_some() || self.vhost_socket.is_some() || self.id.is_some() {
                 return Err(refused(what, "banyan", "it describes the whole disk; leave out `path`, `vhost_socket` and `id`"));

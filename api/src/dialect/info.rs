@@ -19,7 +19,7 @@ pub fn vm_info(info: &VmInfo) -> Value {
         "state": state(info.phase),
         "phase": info.phase.to_string(),
         "config": config(&info.config),
-        "memory_actual_size": info.memory,
+        "memory_actual_size": info.memory.saturating_sub(info.balloon.get()),
         "device_tree": info.devices.iter().map(|device| (device.id.clone(), device_node(device))).collect::<Map<_, _>>(),
     });
     if let Some(map) = reply.as_object_mut() {

@@ -1,4 +1,6 @@
 use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
@@ -8,7 +10,7 @@ use crate::config::{
     NetSource, OutputConfig, Payload, PcieConfig, RateLimit, Size, TokenBucket, TopologyPolicy, VmConfig, VsockConfig,
 };
 use crate::error::{ApiError, ErrorKind};
-use crate::info::{DeviceClass, DeviceInfo, PciAddress, Phase, Progress, Step, VmInfo};
+use crate::info::{DeviceClass, DeviceInfo, Gauge, PciAddress, Phase, Progress, Step, VmInfo};
 
 fn created_from(extra: Value) -> Result<VmConfig, ApiError> {
     let mut body = json!({ "payload": { "kernel": "/k" } });
@@ -160,6 +162,9 @@ fn what_a_guest_would_miss_is_refused_with_its_key() {
         (json!({"platform": {"tdx": true}}), "`platform.tdx`: confidential"),
         (json!({"platform": {"sev_snp": true}}), "`platform.sev_snp`"),
         (json!({"pmem": [{}]}), "`pmem`: it is not supported"),
+        (json!({"generic_vhost_user": [{}]}), "`generic_vhost_user`: it is not supported"),
+        (json!({"rate_limit_groups": [{}]}), "`rate_limit_groups`: it is not supported"),
+        (json!({"disks": [{"path": "/a", "rate_limit_group": "g"}]}), "`rate_limit_group`: disks that share a limit"),
         (json!({"numa": [{}]}), "`numa`"),
         (json!({"cpus": {"boot_vcpus": 0}}), "`cpus.boot_vcpus`: 0 processors are not possible; 1 to 255 are"),
         (json!({"cpus": {"boot_vcpus": 256}}), "256 processors"),
@@ -344,7 +349,14 @@ fn info_round_trips_what_was_created() {
         "banyan": "topology=flat",
     }))
     .unwrap();
-    let info = VmInfo { config: first.clone(), phase: Phase::Created, progress: None, memory: 1, devices: Vec::new() };
+    let info = VmInfo {
+        config: first.clone(),
+        phase: Phase::Created,
+        progress: None,
+        memory: 1,
+        balloon: Gauge::default(),
+        devices: Vec::new(),
+    };
     let mut said = vm_info(&info)["config"].clone();
     // A device is said twice, in the dialect's form and in Banyan's; a body has one of them.
     said["devices"][0].as_object_mut().unwrap().remove("banyan");
@@ -367,7 +379,14 @@ fn info_tells_phase_progress_and_places() {
         label: String::new(),
     };
     let progress = Some(Progress { step: Step::DmaMap, done: 3, total: 4 });
-    let mut info = VmInfo { config: VmConfig::default(), phase: Phase::Starting, progress, memory: 9, devices: vec![device] };
+    let mut info = VmInfo {
+        config: VmConfig::default(),
+        phase: Phase::Starting,
+        progress,
+        memory: 9,
+        balloon: Gauge::default(),
+        devices: vec![device],
+    };
     let said = vm_info(&info);
     assert_eq!(said["progress"], json!({"step": "dma-map", "done": 3, "total": 4, "percent": 75}));
     assert_eq!((&said["state"], &said["phase"], &said["memory_actual_size"]), (&json!("Created"), &json!("starting"), &json!(9)));
@@ -376,6 +395,11 @@ fn info_tells_phase_progress_and_places() {
         (&node["pci_bdf"], &node["pci_path"], &node["host_bdf"]),
         (&json!("0000:04:00.0"), &json!("04/00/01/00"), &json!("0000:41:00.0"))
     );
+    let balloon = Arc::new(AtomicU64::new(4));
+    info.balloon = Gauge::of(balloon.clone());
+    assert_eq!(vm_info(&info)["memory_actual_size"], 5);
+    balloon.store(6, Ordering::Relaxed);
+    assert_eq!(vm_info(&info)["memory_actual_size"], 3, "as the guest goes on");
     for (phase, state) in [
         (Phase::Created, "Created"),
         (Phase::Running, "Running"),
@@ -393,7 +417,8 @@ fn memory_nodes_are_given_and_shown_as_texts() {
     let texts = json!(["id=0,cpus=0,memory=256M,host-node=1,distance=[1:20]", "id=1,memory=256M"]);
     let config = created_from(json!({ "numa": texts })).unwrap();
     assert_eq!(json!(config.numa.texts()), texts);
-    let info = VmInfo { config, phase: Phase::Created, progress: None, memory: 0, devices: Vec::new() };
+    let info =
+        VmInfo { config, phase: Phase::Created, progress: None, memory: 0, balloon: Gauge::default(), devices: Vec::new() };
     assert_eq!(vm_info(&info)["config"]["numa"], texts);
     for (numa, part) in [
         (json!([{"guest_numa_id": 0}]), "write each node as a text"),

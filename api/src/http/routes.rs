@@ -70,10 +70,14 @@ const TABLE: &[(&str, Method, Endpoint)] = &[
     ("vm.coredump", Method::PUT, Endpoint::Unsupported("vm.coredump")),
     ("vm.add-pmem", Method::PUT, Endpoint::Unsupported("vm.add-pmem")),
     ("vm.add-vdpa", Method::PUT, Endpoint::Unsupported("vm.add-vdpa")),
+    ("vm.add-generic-vhost-user", Method::PUT, Endpoint::Unsupported("vm.add-generic-vhost-user")),
+    ("vm.balloon-stats", Method::GET, Endpoint::Unsupported("vm.balloon-stats")),
     ("vm.resize-disk", Method::PUT, Endpoint::Unsupported("vm.resize-disk")),
     ("vm.resize-zone", Method::PUT, Endpoint::Unsupported("vm.resize-zone")),
     ("vm.send-migration", Method::PUT, Endpoint::Unsupported("vm.send-migration")),
     ("vm.receive-migration", Method::PUT, Endpoint::Unsupported("vm.receive-migration")),
+    ("vm.nmi", Method::PUT, Endpoint::Unsupported("vm.nmi")),
+    // As some descriptions of the dialect spell it.
     ("vmm.nmi", Method::PUT, Endpoint::Unsupported("vmm.nmi")),
 ];
 

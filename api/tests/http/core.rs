@@ -13,7 +13,7 @@ use api::command::{Added, Command, Resize};
 use api::config::{DeviceKind, Size, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::http::{Limits, Server};
-use api::info::{DeviceClass, DeviceInfo, Listing, PciAddress, Phase, PortInfo, Progress, Published, Step, VmInfo};
+use api::info::{DeviceClass, DeviceInfo, Gauge, Listing, PciAddress, Phase, PortInfo, Progress, Published, Step, VmInfo};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
 
@@ -121,7 +121,8 @@ impl Core {
                 for (disk, n) in config.disks.iter_mut().zip(0..) {
                     disk.id.get_or_insert_with(|| format!("disk{n}"));
                 }
-                self.published.set(Some(VmInfo { config, phase: Phase::Created, progress: None, memory, devices: Vec::new() }));
+                let (phase, balloon) = (Phase::Created, Gauge::default());
+                self.published.set(Some(VmInfo { config, phase, progress: None, memory, balloon, devices: Vec::new() }));
                 reply.send(Ok(()));
             }
             (Command::Create { reply, .. }, Some(phase)) => reply.send(Err(ApiError::wrong_state("vm.create", &phase))),

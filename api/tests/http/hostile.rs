@@ -112,7 +112,7 @@ fn a_body_that_is_too_long_may_be_sent_to_its_end_by_a_client_that_reads_the_rep
     let limits = Limits { body: 100_000, ..Limits::default() };
     let vmm = Vmm::with(Knobs { limits, ..Knobs::default() });
     let mut client = vmm.connect();
-    let body = vec![b' '; 20 << 20];
+    let body = vec![b' '; 6 << 20];
     client.send(format!("PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: {}\r\n\r\n", body.len()).as_bytes());
     client.send(&body);
     assert_eq!(client.receive().unwrap().status(), 400);
@@ -350,7 +350,7 @@ fn any_json_is_answered_by_every_call() {
         "create", "resize", "add-device", "add-disk", "add-net", "add-fs", "add-vsock", "add-user-device", "remove-device",
     ]))| {
         let got = client.borrow_mut().call("PUT", &format!("vm.{name}"), &body.to_string());
-        prop_assert!([200, 204, 400, 404, 405, 501].contains(&got.status()), "{} {body}", got.status());
+        prop_assert!([200, 204, 400, 404, 405].contains(&got.status()), "{} {body}", got.status());
         prop_assert!(got.body.is_ascii());
     });
     alive(&vmm);

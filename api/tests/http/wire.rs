@@ -194,13 +194,15 @@ fn what_the_dialect_has_and_banyan_has_not_is_no_unknown_path() {
     assert_eq!(client.status("PUT", "vm.create", MACHINE), 204);
     for (name, body) in [
         ("vm.add-pmem", ""),
+        ("vm.nmi", ""),
         ("vmm.nmi", ""),
+        ("vm.add-generic-vhost-user", "{\"socket\":\"/s\"}"),
         ("vm.add-fs", "{\"tag\":\"a\",\"socket\":\"/s\"}"),
         ("vm.add-vsock", "{\"cid\":3,\"socket\":\"/s\"}"),
         ("vm.add-user-device", "{\"socket\":\"/s\"}"),
     ] {
         let got = client.call("PUT", name, body);
-        assert_eq!(got.status(), 501, "{name}");
+        assert_eq!(got.status(), 400, "{name}");
         let text = format!("{name} is not supported by this version of Banyan");
         assert_eq!(got.json(), serde_json::json!([text]));
     }

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use pci::state::{Reader, StateError, Writer};
@@ -45,7 +45,8 @@ pub struct BalloonSpec {
 #[derive(Default)]
 pub struct BalloonControl {
     wanted: AtomicU32,
-    actual: AtomicU32,
+    /// Bytes.
+    actual: Arc<AtomicU64>,
     /// Held while memory is given back: none is any more when [`BalloonControl::pin`] returns.
     pinned: RwLock<bool>,
     signals: Mutex<Option<Arc<Signals>>>,
@@ -98,7 +99,17 @@ impl BalloonControl {
     /// Bytes in the balloon, as the guest says.
     #[must_use]
     pub fn actual(&self) -> u64 {
-        u64::from(self.actual.load(Ordering::Acquire)) * PAGE
+        self.actual.load(Ordering::Acquire)
+    }
+
+    /// Where [`BalloonControl::actual`] can be read at any time.
+    #[must_use]
+    pub fn gauge(&self) -> Arc<AtomicU64> {
+        self.actual.clone()
+    }
+
+    fn reached(&self, pages: u32) {
+        self.actual.store(u64::from(pages) * PAGE, Ordering::Release);
     }
 
     /// Whom to tell of changes.
@@ -157,7 +168,7 @@ impl Device for Balloon {
             }
         }
         let [_, _, _, _, actual @ ..] = self.config;
-        self.control.actual.store(u32::from_le_bytes(actual), Ordering::Release);
+        self.control.reached(u32::from_le_bytes(actual));
     }
 
     fn start(&mut self, start: Start) -> io::Result<Vec<Worker>> {
@@ -179,21 +190,21 @@ impl Device for Balloon {
 
     fn save(&self, writer: &mut Writer) -> Result<(), StateError> {
         writer.u32(self.control.wanted.load(Ordering::Acquire));
-        writer.u32(self.control.actual.load(Ordering::Acquire));
+        writer.u32(pages(self.control.actual()));
         Ok(())
     }
 
     fn restore(&mut self, reader: &mut Reader<'_>) -> Result<(), StateError> {
         self.control.wanted.store(reader.u32()?, Ordering::Release);
         let actual = reader.u32()?;
-        self.control.actual.store(actual, Ordering::Release);
+        self.control.reached(actual);
         self.config.iter_mut().skip(ACTUAL).zip(actual.to_le_bytes()).for_each(|(to, from)| *to = from);
         Ok(())
     }
 
     fn reset(&mut self) {
         self.config = [0; 8];
-        self.control.actual.store(0, Ordering::Release);
+        self.control.reached(0);
     }
 }
 

@@ -19,6 +19,7 @@
 //! | how do packets come and go? | [`net`] |
 //! | how does another process serve a device? | [`vhost_user`] |
 //! | how fast may requests pass? | [`limit`] |
+//! | how many passed? | `traffic` |
 //!
 //! A doorbell is an eventfd, which KVM signals without an exit to this process where it can; a worker thread takes it from
 //! there and reads and writes guest memory in place. Threads live from `DRIVER_OK` to the reset, and stand still while the
@@ -42,6 +43,7 @@ pub mod rng;
 pub mod signals;
 #[cfg(test)]
 mod testing;
+mod traffic;
 mod vectored;
 pub mod vhost_user;
 pub mod vsock;
@@ -52,6 +54,7 @@ pub use block::BlockError;
 pub use function::{Device, Start, VirtioError, VirtioFunction};
 pub use kind::Kind;
 pub use ring::Memory;
+pub use traffic::Traffic;
 
 /// Feature bits of rings and transport (virtio 1.2 section 6).
 pub mod feature {

@@ -99,7 +99,7 @@ pub enum CtlCommand {
     },
     /// Reset the machine; devices that were added stay
     Reboot,
-    /// Press the power button (refused: no machine has one)
+    /// Press the power button: a guest that listens to it powers off
     PowerButton,
     /// End the guest and keep the machine, to be booted again as it was created
     Stop,

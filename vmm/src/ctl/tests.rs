@@ -6,7 +6,7 @@ use api::command::Command;
 use api::config::VmConfig;
 use api::error::ApiError;
 use api::http::{Limits, Server};
-use api::info::{DeviceClass, DeviceInfo, Listing, PciAddress, Phase, PortInfo, Published, VmInfo};
+use api::info::{DeviceClass, DeviceInfo, Gauge, Listing, PciAddress, Phase, PortInfo, Published, VmInfo};
 
 use super::*;
 use crate::cli::{self, Action};
@@ -54,7 +54,8 @@ fn gpu() -> DeviceInfo {
 fn machine() -> Published {
     let published = Published::new();
     let config = VmConfig::default();
-    published.set(Some(VmInfo { config, phase: Phase::Running, progress: None, memory: 512 << 20, devices: vec![gpu()] }));
+    let (phase, memory, balloon) = (Phase::Running, 512 << 20, Gauge::default());
+    published.set(Some(VmInfo { config, phase, progress: None, memory, balloon, devices: vec![gpu()] }));
     published
 }
 

@@ -20,6 +20,7 @@ use vm_memory::VolatileSlice;
 
 use super::SECTOR;
 use super::pieces::{BYTES, Left, SPAN};
+use crate::virtio::Traffic;
 use crate::virtio::vectored::{Call, vectored};
 
 /// Alignment of memory that satisfies every file system for direct access.
@@ -50,6 +51,8 @@ pub struct Image {
     /// Bytes in whose multiples requests are made.
     block: u32,
     readonly: bool,
+    read: Traffic,
+    written: Traffic,
 }
 
 enum Content {
@@ -90,7 +93,7 @@ impl Image {
         if len < u64::from(block) {
             return Err(ImageError::Small { len, block });
         }
-        Ok(Self { content, len, block, readonly })
+        Ok(Self { content, len, block, readonly, read: Traffic::default(), written: Traffic::default() })
     }
 
     /// Bytes.
@@ -109,6 +112,27 @@ impl Image {
     #[must_use]
     pub const fn readonly(&self) -> bool {
         self.readonly
+    }
+
+    /// Reads that guests have asked for and got.
+    #[must_use]
+    pub const fn read(&self) -> &Traffic {
+        &self.read
+    }
+
+    /// Writes that guests have asked for, carried out.
+    #[must_use]
+    pub const fn written(&self) -> &Traffic {
+        &self.written
+    }
+
+    /// A request of a guest is carried out.
+    pub(super) fn count(&self, moved: Option<(Direction, u32)>) {
+        match moved {
+            Some((Direction::Read, bytes)) => self.read.add(bytes.into()),
+            Some((Direction::Write, bytes)) => self.written.add(bytes.into()),
+            None => {}
+        }
     }
 
     /// The file whose bytes are the disk's, if the image has no format of its own.

@@ -97,7 +97,7 @@ impl Disk {
 
     /// Does it; how many bytes before the status byte it wrote to guest memory.
     pub(super) fn carry_out(&self, work: Work<'_>, durable: bool, stopped: &impl Fn() -> bool) -> Result<u32, Fault> {
-        let (written, durable) = (work.written(), durable && work.changes());
+        let (written, moved, durable) = (work.written(), work.moves(), durable && work.changes());
         let done = match work {
             Work::Transfer { direction, memory, offset, .. } => self.image.transfer(direction, &memory, offset, stopped),
             Work::Flush => self.image.flush(),
@@ -106,7 +106,9 @@ impl Disk {
             Work::Done(_) => Ok(()),
         };
         let done = done.and_then(|()| if durable { self.image.flush() } else { Ok(()) });
-        done.map(|()| written).map_err(|error| self.failed(&error, stopped))
+        done.map_err(|error| self.failed(&error, stopped))?;
+        self.image.count(moved);
+        Ok(written)
     }
 
     /// Tells that the image failed a request, unless that was broken off. The guest gets one error for all of them and writes
@@ -176,6 +178,14 @@ impl Work<'_> {
         match self {
             Self::Transfer { direction: Direction::Read, len, .. } | Self::Done(len) => *len,
             _ => 0,
+        }
+    }
+
+    /// Which bytes it moves, and how many.
+    pub(super) const fn moves(&self) -> Option<(Direction, u32)> {
+        match self {
+            Self::Transfer { direction, len, .. } => Some((*direction, *len)),
+            _ => None,
         }
     }
 

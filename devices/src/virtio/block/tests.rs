@@ -153,6 +153,20 @@ fn a_write_reaches_the_image_and_a_flush_is_answered() {
 }
 
 #[test]
+fn reads_and_writes_that_were_carried_out_are_counted() {
+    let mut guest = Guest::ready();
+    for sector in [0, 7, 1 << 40] {
+        guest.request(IN, sector, &[(DATA_AT, 512, WRITE), (DATA_AT + 0x1000, 1024, WRITE)]);
+    }
+    guest.request(OUT, 1, &[(DATA_AT, 4096, 0)]);
+    guest.request(FLUSH, 0, &[]);
+    guest.request(GET_ID, 0, &[(DATA_AT, 20, WRITE)]);
+    let image = &guest.function.device().disk.image;
+    assert_eq!((image.read().count(), image.read().bytes()), (2, 3072), "the third read is not of this disk");
+    assert_eq!((image.written().count(), image.written().bytes()), (1, 4096));
+}
+
+#[test]
 fn one_doorbell_serves_all_that_waits() {
     let mut guest = Guest::ready();
     guest.put(HEADER_AT, &[0; 16]);

@@ -131,10 +131,10 @@ impl Lane<'_> {
                 self.limit.take(chain.clone().map(|descriptor| u64::from(descriptor.len())).fold(0, u64::saturating_add));
                 let head = chain.head_index();
                 let Request { status, work } = self.disk.request(chain, memory).ok_or(Corrupt)?;
-                let answer = match work.map(|work| (work.written(), work.changes(), Step::of(work, self))) {
-                    Ok((written, changes, Ok(step))) => {
+                let answer = match work.map(|work| (work.written(), work.moves(), work.changes(), Step::of(work, self))) {
+                    Ok((written, moves, changes, Ok(step))) => {
                         let bytes = step.bytes();
-                        flights.start(Flight { head, status, written, durable: self.durable && changes, bytes, step });
+                        flights.start(Flight { head, status, written, moves, durable: self.durable && changes, bytes, step });
                         continue;
                     }
                     Ok((.., Err(work))) => self.disk.carry_out(work, self.durable, &|| self.stop.stopped()),
@@ -167,6 +167,8 @@ struct Flight<'m> {
     status: Status<'m>,
     /// Bytes that the driver has when it is done.
     written: u32,
+    /// Bytes between image and memory.
+    moves: Option<(Direction, u32)>,
     /// It is to be made durable when it is done.
     durable: bool,
     /// That it moves in all.
@@ -369,6 +371,9 @@ impl<'u, 'm> Flights<'u, 'm> {
         if !lane.stop.stopped()
             && let Some(len) = flight.status.put(answer)
         {
+            if answer.is_ok() {
+                lane.disk.image.count(flight.moves);
+            }
             done.push((flight.head, len));
         }
     }

@@ -78,6 +78,7 @@ impl Receiver {
         }
         let count = u16::try_from(used.len()).unwrap_or(u16::MAX);
         put(&slices, NUM_BUFFERS, count.to_le_bytes());
+        lane.tap.received().add((bytes - HEADER) as u64);
         lane.ring.rewind(first.wrapping_add(count));
         lane.ring.push_all(memory, &used)?;
         Ok(Packet::Moved(bytes))

@@ -11,6 +11,7 @@ use thiserror::Error;
 use vm_memory::VolatileSlice;
 
 use super::HEADER;
+use crate::virtio::Traffic;
 use crate::virtio::vectored::{Call, vectored};
 
 const DEVICE: &str = "/dev/net/tun";
@@ -47,6 +48,8 @@ impl Offloads {
 #[derive(Debug)]
 pub struct Tap {
     fd: OwnedFd,
+    received: Traffic,
+    sent: Traffic,
 }
 
 impl Tap {
@@ -93,11 +96,27 @@ impl Tap {
         Self::ready(fd).map_err(refused)
     }
 
+    fn with(fd: OwnedFd) -> Self {
+        Self { fd, received: Traffic::default(), sent: Traffic::default() }
+    }
+
+    /// Packets that guests have got, without their headers.
+    #[must_use]
+    pub const fn received(&self) -> &Traffic {
+        &self.received
+    }
+
+    /// Packets of guests that the tap has taken, without their headers.
+    #[must_use]
+    pub const fn sent(&self) -> &Traffic {
+        &self.sent
+    }
+
     fn ready(fd: OwnedFd) -> io::Result<Self> {
         let len = libc::c_int::try_from(HEADER).map_err(io::Error::other)?;
         // SAFETY: the call reads one int.
         check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) })?;
-        Ok(Self { fd })
+        Ok(Self::with(fd))
     }
 
     /// Sets what packets for the guest may leave to it. Holds for all queues of the tap.
@@ -220,7 +239,7 @@ pub enum TapError {
 impl Tap {
     /// One end of a pair of sockets in place of a tap: packets and errors are the same, settings are refused.
     pub(super) fn stand_in(fd: OwnedFd) -> Self {
-        Self { fd }
+        Self::with(fd)
     }
 }
 

@@ -62,6 +62,8 @@ fn a_packet_of_the_guest_leaves_whole_and_its_buffer_comes_back() {
     let head = driver.send(1, &[(DATA, 12, 0), (DATA + 12, 500, 0), (DATA + 512, 488, 0)]);
     assert!(received(&mut driver, &far) == sent);
     assert_eq!(driver.answer(1).head, head);
+    let tap = &driver.function.device().spec.taps[0];
+    assert_eq!((tap.sent().count(), tap.sent().bytes(), tap.received().count()), (1, 988, 0), "without the header");
     driver.wait("an interrupt", |driver| driver.sent().contains(&0x42));
 }
 
@@ -78,6 +80,8 @@ fn a_packet_for_the_guest_lies_in_as_many_buffers_as_it_needs() {
     let got = [driver.bytes(DATA, 1536), driver.bytes(DATA + 0x1000, 1536), driver.bytes(DATA + 0x2000, 928)].concat();
     assert_eq!(got[10..12], [3, 0], "number of buffers");
     assert!(got[12..] == sent[12..]);
+    let tap = &driver.function.device().spec.taps[0];
+    assert_eq!((tap.received().count(), tap.received().bytes(), tap.sent().count()), (1, 3988, 0), "without the header");
     assert_eq!(driver.poll(0), None);
     driver.wait("an interrupt", |driver| driver.sent().contains(&0x41));
     // The buffers that were looked at and not needed serve the next packet.

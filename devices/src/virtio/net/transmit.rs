@@ -43,7 +43,10 @@ fn packet(lane: &mut Lane, memory: &GuestMemoryMmap) -> Result<Packet, Corrupt> 
 fn send(lane: &Lane, packet: &[VolatileSlice<'_>]) -> Option<()> {
     loop {
         match lane.tap.send(packet) {
-            Ok(_) => return Some(()),
+            Ok(bytes) => {
+                lane.tap.sent().add(bytes.saturating_sub(HEADER) as u64);
+                return Some(());
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
             Err(error) => {

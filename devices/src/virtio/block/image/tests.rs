@@ -11,7 +11,8 @@ fn image(content: &[u8]) -> Image {
 }
 
 fn raw(file: File) -> Image {
-    Image { content: Content::Raw { file, direct: false }, len: 0, block: SECTOR, readonly: false }
+    let (read, written) = Default::default();
+    Image { content: Content::Raw { file, direct: false }, len: 0, block: SECTOR, readonly: false, read, written }
 }
 
 fn file(image: &Image) -> &File {
