@@ -44,7 +44,7 @@ const TABLE: [Row; 19] = [
         [(404, ""), (405, "created"), (405, "running"), (400, "paused"), (405, "created")]),
     ("PUT vm.restore", r#"{"source_url":"NOWHERE"}"#,
         [(400, ""), (405, "created"), (405, "running"), (405, "paused"), (405, "created")]),
-    ("PUT vm.coredump", "", [(501, ""), (501, "created"), (501, "running"), (501, "paused"), (501, "created")]),
+    ("PUT vm.coredump", "", [(400, ""), (400, "created"), (400, "running"), (400, "paused"), (400, "created")]),
 ];
 
 fn phase(server: &Server) -> String {

@@ -265,7 +265,7 @@ impl Serving {
             let answer = tokio::task::spawn_local(async move { serving.answer(request, incoming).await });
             async move { answer.await.map_err(io::Error::other) }
         });
-        {
+        let ended = {
             let http = http1::Builder::new()
                 .title_case_headers(true)
                 .auto_date_header(false)
@@ -285,18 +285,14 @@ impl Serving {
                 }
                 http.as_mut().poll(context)
             });
-            if let Err(error) = done.await {
-                log::debug!("a connection to the API ends: {error}");
-                if connection.incoming.is_unread() {
-                    refuse_unread(&stream, &error).await;
-                }
-            }
-        }
+            done.await.inspect_err(|error| log::debug!("a connection to the API ends: {error}"))
+        };
         if connection.incoming.lingers() && connection.leave.get() == Leave::No {
-            let mut drained = pin!(timeout(LINGER, drain(&stream)));
+            let error = ended.err().filter(|_| connection.incoming.is_unread());
+            let mut parted = pin!(timeout(LINGER, part(&stream, error)));
             let mut leaving = pin!(connection.end.notified());
             poll_fn(|context| {
-                let done = drained.as_mut().poll(context).is_ready() || leaving.as_mut().poll(context).is_ready();
+                let done = parted.as_mut().poll(context).is_ready() || leaving.as_mut().poll(context).is_ready();
                 if done { Poll::Ready(()) } else { Poll::Pending }
             })
             .await;
@@ -357,6 +353,15 @@ impl Refusal {
     fn closing(what: String) -> Self {
         Self { reply: Reply::Error(ApiError::new(ErrorKind::BadRequest, what)), close: true }
     }
+}
+
+/// The end of a connection whose client may still be sending: the reply, if `error` says why a head cannot be read, and what comes
+/// until the client ends its side, too.
+async fn part(stream: &UnixStream, error: Option<hyper::Error>) {
+    if let Some(error) = error {
+        refuse_unread(stream, &error).await;
+    }
+    drain(stream).await;
 }
 
 /// Answers a request of which not even the head can be read.
