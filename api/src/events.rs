@@ -230,6 +230,7 @@ mod tests {
             phase: Phase::Created,
             progress: Some(Progress { step, done, total: 1000 }),
             memory: 0,
+            balloon: crate::info::Gauge::default(),
             devices: Vec::new(),
         };
         let steps = [(Step::Prefault, 370), (Step::DmaMap, 0), (Step::DmaMap, 1000)].map(|(step, done)| info(step, done));
@@ -258,7 +259,10 @@ mod tests {
             bars: Vec::new(),
             label: String::new(),
         };
-        let info = |devices| VmInfo { config: VmConfig::default(), phase: Phase::Created, progress: None, memory: 0, devices };
+        let info = |devices| {
+            let (config, balloon) = (VmConfig::default(), crate::info::Gauge::default());
+            VmInfo { config, phase: Phase::Created, progress: None, memory: 0, balloon, devices }
+        };
         let (one, two) = (info(vec![device("rng", 1)]), info(vec![device("net", 1), device("rng", 2)]));
         events.tell_difference(Some(&one), Some(&two));
         events.tell_difference(Some(&two), Some(&two));
