@@ -8,11 +8,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pci::access::{Access, Reg};
+use pci::access::{Access, Lanes, Reg};
 use pci::bar::{BarIndex, BarKind, BarSpec, Bars};
 use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use pci::function::{BarPiece, Changes, PciFunction, Programming, ResetKind};
 use pci::ids::{ClassCode, Ids};
+use pci::mirror::Mirror;
 use pci::seams::{MsiPort, Workers};
 use pci::state::{Reader, StateError, Writer};
 
@@ -216,6 +217,7 @@ pub struct WatchdogFunction {
     shared: Arc<Shared>,
     /// From the first start of the timers on.
     thread: Option<JoinHandle<()>>,
+    mirror: Option<Arc<dyn Mirror>>,
     detached: bool,
 }
 
@@ -224,7 +226,16 @@ impl WatchdogFunction {
     pub fn new(msi: Arc<dyn MsiPort>, expired: Notify) -> Result<Self, EmulatedError> {
         let spec = EmulatedSpec { ids: IDS, bars: bars(), on: Attachment::Conventional, ..EmulatedSpec::default() };
         let shared = Arc::new(Shared { state: Mutex::new(State::new()), changed: Condvar::new(), expired });
-        Ok(Self { registers: Emulated::new(&spec, msi, None)?, shared, thread: None, detached: false })
+        Ok(Self { registers: Emulated::new(&spec, msi, None)?, shared, thread: None, mirror: None, detached: false })
+    }
+
+    /// Stores what guests read of the registers that are kept here.
+    fn show(&self) {
+        if let Some(mirror) = &self.mirror {
+            let state = self.shared.lock();
+            mirror.store(Reg::containing(CONFIG), Lanes::ALL, state.config.into());
+            mirror.store(Reg::containing(LOCK), Lanes::ALL, state.lock.into());
+        }
     }
 
     fn start_counting(&mut self) {
@@ -274,15 +285,24 @@ impl PciFunction for WatchdogFunction {
                         state.config = u16::from_le_bytes([low, high]) & CONFIG_BITS;
                     }
                 });
+                self.show();
                 Changes::empty()
             }
             LOCK if access.lanes.touch(0xFF) && !self.detached => {
                 self.shared.change(|state, now| state.write_lock(low, now));
+                self.show();
                 self.start_counting();
                 Changes::empty()
             }
             _ => self.registers.config_write(access, value),
         }
+    }
+
+    fn mirror(&mut self, mirror: &Arc<dyn Mirror>) -> bool {
+        self.registers.mirror_beside(Arc::clone(mirror), &[Reg::containing(CONFIG), Reg::containing(LOCK)]);
+        self.mirror = Some(Arc::clone(mirror));
+        self.show();
+        true
     }
 
     fn bars(&self) -> &Bars {
@@ -317,6 +337,7 @@ impl PciFunction for WatchdogFunction {
     fn reset(&mut self, kind: ResetKind) {
         self.registers.reset(kind);
         self.shared.change(|state, _| *state = State { held: state.held.map(|_| None), ended: state.ended, ..State::new() });
+        self.show();
     }
 
     fn bus_master(&self) -> bool {
@@ -349,6 +370,7 @@ impl PciFunction for WatchdogFunction {
         self.shared.change(|state, _| {
             *state = State { timers, config, lock, unlocked, timed_out, deadline: None, held, ended: state.ended };
         });
+        self.show();
         self.start_counting();
         Ok(())
     }
@@ -358,6 +380,7 @@ impl PciFunction for WatchdogFunction {
     }
 
     fn detach(&mut self) {
+        self.mirror = None;
         self.registers.detach();
         self.detached = true;
         self.stop_counting();
@@ -368,8 +391,7 @@ impl PciFunction for WatchdogFunction {
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
-    use pci::access::Lanes;
-    use pci::testing::FakeMsi;
+    use pci::testing::{FakeMirror, FakeMsi};
 
     use super::*;
 
@@ -454,6 +476,29 @@ mod tests {
         device.bar_write(0, TIMER1, &[7, 0, 0, 0]);
         device.bar_write(0, TIMER1, &[9, 0, 0, 0]);
         assert_eq!(timer(&mut device), 7);
+    }
+
+    #[test]
+    fn what_guests_read_without_an_exit_is_what_a_configuration_read_gives() {
+        let (mut device, _expired) = watchdog();
+        let page = Arc::new(FakeMirror::default());
+        assert!(device.mirror(&(page.clone() as Arc<dyn Mirror>)));
+        let same = |device: &mut WatchdogFunction| {
+            for reg in Reg::all() {
+                assert_eq!(page.read(reg), device.config_read(reg), "{:#x}", reg.offset());
+            }
+        };
+        same(&mut device);
+        for (offset, value) in [(CONFIG, 0xFFFF), (LOCK, ENABLED.into()), (LOCK, LOCKED.into()), (CONFIG, 0), (4, 7), (0x3C, 9)] {
+            device.config_write(Access::dword(offset), value);
+            same(&mut device);
+        }
+        assert_eq!((page.read(Reg::containing(CONFIG)), page.read(Reg::containing(LOCK))), (CONFIG_BITS.into(), LOCKED.into()));
+        device.reset(ResetKind::Hot);
+        same(&mut device);
+        device.detach();
+        same(&mut device);
+        assert!(Reg::all().all(|reg| page.read(reg) == u32::MAX));
     }
 
     #[test]

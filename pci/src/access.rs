@@ -1,5 +1,8 @@
 //! Which dword of configuration space an access touches, and which of its bytes.
 
+/// Bytes of configuration space that a conventional path carries: a conventional bus, or the ports 0xCF8 and 0xCFC.
+pub(crate) const CONVENTIONAL_SPACE: u16 = 0x100;
+
 /// Dword-aligned offset in a function's configuration space, 0 to 0xFFC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reg(u16);

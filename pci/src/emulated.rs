@@ -385,8 +385,15 @@ impl Emulated {
 
     /// Shows its configuration space in `mirror` from this point on: whatever [`Emulated::config_read`] gives.
     pub fn mirror(&mut self, mirror: Arc<dyn Mirror>) {
+        self.mirror_beside(mirror, &[]);
+    }
+
+    /// As [`Emulated::mirror`], but for the registers in `others`, which the function itself keeps and stores in the mirror. They
+    /// show ones from [`Emulated::detach`] on, too.
+    pub fn mirror_beside(&mut self, mirror: Arc<dyn Mirror>, others: &[Reg]) {
         self.interrupts.mirror(Arc::clone(&mirror), self.command());
         let mut foreign = self.interrupts.owned();
+        foreign.extend(others.iter().map(|reg| (*reg, Lanes::ALL)));
         foreign.extend(self.address_registers().map(|offset| (Reg::containing(offset), Lanes::ALL)));
         self.space.mirror(Arc::clone(&mirror), foreign);
         self.mirror = Some(mirror);

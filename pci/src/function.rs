@@ -42,6 +42,8 @@ bitflags! {
         const SLOT = 1 << 7;
         /// Which virtual functions there are, or where their BARs decode.
         const VIRTUAL_FUNCTIONS = 1 << 8;
+        /// What [`PciFunction::is_live`] says.
+        const LIVE = 1 << 9;
     }
 }
 
@@ -139,6 +141,12 @@ pub trait PciFunction: Send {
     /// Shows its configuration space in `mirror` from this point on, until it is detached, if it can: every change of every
     /// register is stored in the step that makes it. Returns whether it does; by default it does not, and reads exit.
     fn mirror(&mut self, _mirror: &Arc<dyn Mirror>) -> bool {
+        false
+    }
+    /// Whether configuration space has a register at this moment whose reads give what changes without a write, or do something:
+    /// no mirror is in place meanwhile, and reads come here. [`Changes::LIVE`] tells of a change by a write; after resets and
+    /// [`PciFunction::restore`] it is asked again.
+    fn is_live(&self) -> bool {
         false
     }
     /// Records an error of its own in its registers, with the start of the packet that it is about. By default it has none for

@@ -15,6 +15,7 @@ use crate::errors::{PcieError, Recorded};
 use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, ResetWork, Shared};
 use crate::hierarchy::Hierarchy;
 use crate::mirror::Mirror;
+use crate::regs::header;
 use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiRoutes, MsiVector};
 use crate::sriov::EnabledFunctions;
 use crate::state::{Reader, StateError, Writer};
@@ -344,6 +345,9 @@ enum Hardware {
 }
 
 impl FakeEndpoint {
+    /// With this in its cache line size register it has live registers, as it says.
+    pub const LIVE: u8 = 0x5A;
+
     /// One that sends its messages nowhere.
     pub fn new(spec: &EmulatedSpec) -> Result<Self, EmulatedError> {
         let functions = spec.sriov.zip(match spec.on {
@@ -392,10 +396,12 @@ impl PciFunction for FakeEndpoint {
     }
 
     fn config_write(&mut self, access: Access, value: u32) -> Changes {
-        let changes = self.0.config_write(access, value);
+        let was_live = self.is_live();
+        let mut changes = self.0.config_write(access, value);
         if changes.contains(Changes::RESET) {
             self.began();
         }
+        changes.set(Changes::LIVE, self.is_live() != was_live);
         changes
     }
 
@@ -443,6 +449,19 @@ impl PciFunction for FakeEndpoint {
     fn make_virtual(&mut self, _: u16) -> Option<Shared> {
         let function = Self::new(self.1.as_ref()?).ok()?;
         Some(Arc::new(Mutex::new(function)))
+    }
+
+    fn mirror(&mut self, mirror: &Arc<dyn Mirror>) -> bool {
+        let can = self.2 == Hardware::None;
+        if can {
+            self.0.mirror(Arc::clone(mirror));
+        }
+        can
+    }
+
+    /// While its cache line size register says so.
+    fn is_live(&self) -> bool {
+        self.0.config_read(Reg::containing(header::HEADER_TYPE)) & 0xFF == Self::LIVE.into()
     }
 
     fn record_error(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {

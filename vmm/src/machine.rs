@@ -54,9 +54,6 @@ pub use load::check_payload;
 use load::{Image, load, map_firmware, shadow_firmware};
 pub use state::{RestoreError, SaveError};
 
-/// Functions that a device can have.
-const FUNCTIONS: usize = 8;
-
 /// What is made before a machine and outlives it.
 pub struct Surroundings {
     /// Where the serial line's output goes.
@@ -183,7 +180,7 @@ impl Machine {
             mapper.add(id, endpoint);
         }
         if config.pcie.mirror && vm.has_read_only_memory() {
-            let mirrors = Mirrors::new(plan.ecam_addresses(), plan.hot_plug_ports() * FUNCTIONS)?;
+            let mirrors = Mirrors::new(plan.ecam_addresses(), plan.functions_to_come(&config.pcie))?;
             hierarchy.mirror(|id| mirrors.page(id));
             mapper.set_mirrors(mirrors);
         }

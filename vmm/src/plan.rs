@@ -11,6 +11,9 @@ use pci::function::FunctionId;
 use pci::topology::{Apertures, Parent, Plan, PlanError, PlannedFunction, PlannedKind, PlannedRootComplex, Topology, Window};
 use thiserror::Error;
 
+/// Functions that a device can have which comes while the guest runs.
+const FUNCTIONS: usize = 8;
+
 /// What planning depends on beside the topology.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -209,11 +212,15 @@ impl MachinePlan {
         self.pci.functions.iter().filter_map(address).collect()
     }
 
-    /// How many ports with a link below take devices while the guest runs.
+    /// How many functions can come while the guest runs, at most: each hot-plug port takes a device, and so does each
+    /// device number of a bus where they come by ACPI ([`MachinePlan::slot_buses`]).
     #[must_use]
-    pub fn hot_plug_ports(&self) -> usize {
+    pub fn functions_to_come(&self, pcie: &PcieConfig) -> usize {
         let hot = |function: &&PlannedFunction| matches!(&function.kind, PlannedKind::Port(port) if port.spec.slot().is_some());
-        self.pci.functions.iter().filter(hot).count()
+        let ports = self.pci.functions.iter().filter(hot).count();
+        let buses = self.slot_buses(pcie);
+        let numbers: usize = buses.iter().filter(|planned| planned.hot).map(|planned| planned.bus.slots.len()).sum();
+        (ports + numbers) * FUNCTIONS
     }
 
     fn root_bridge(&self, index: usize, uid: u32, root: &PlannedRootComplex) -> RootBridge {

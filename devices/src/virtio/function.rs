@@ -2,6 +2,8 @@
 //! queues. What a queue is for is the device's business.
 
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::io;
@@ -13,6 +15,7 @@ use pci::access::{self, Access, Reg};
 use pci::bar::{BarIndex, Bars};
 use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use pci::function::{BarPiece, Changes, Doorbell, PciFunction, Programming, ResetKind};
+use pci::mirror::Mirror;
 use pci::seams::{MsiPort, Workers};
 use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
@@ -309,20 +312,33 @@ impl<D: Device> PciFunction for VirtioFunction<D> {
     }
 
     fn config_write(&mut self, access: Access, value: u32) -> Changes {
+        let was_live = self.is_live();
+        let mut changes = Changes::empty();
         match self.window.write(access, value).filter(|_| !self.detached) {
             Some(Touch::Data(target)) => {
                 self.bar_access_write(target.offset, value.to_le_bytes().get(..target.len).unwrap_or_default());
-                return Changes::empty();
             }
-            Some(_) => return Changes::empty(),
-            None => {}
+            Some(_) => {}
+            None => {
+                changes = self.registers.config_write(access, value);
+                if changes.contains(Changes::RESET) {
+                    self.reset_all();
+                }
+                self.follow_bus_master();
+            }
         }
-        let changes = self.registers.config_write(access, value);
-        if changes.contains(Changes::RESET) {
-            self.reset_all();
-        }
-        self.follow_bus_master();
+        changes.set(Changes::LIVE, self.is_live() != was_live);
         changes
+    }
+
+    fn mirror(&mut self, mirror: &Arc<dyn Mirror>) -> bool {
+        self.registers.mirror(Arc::clone(mirror));
+        true
+    }
+
+    /// The window's registers are shown as after a reset, which they rarely leave.
+    fn is_live(&self) -> bool {
+        self.window.is_used()
     }
 
     fn bars(&self) -> &Bars {

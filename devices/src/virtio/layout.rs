@@ -98,8 +98,9 @@ pub fn capabilities(queues: u16, config: u32) -> Vec<Vec<u8>> {
     let doorbells = u32::from(queues) * u32::from(DOORBELL);
     let mut notify = body(cfg_type::NOTIFY, NOTIFY, doorbells);
     notify.extend(u32::from(DOORBELL).to_le_bytes());
+    // What the data register reads while the others are as after a reset.
     let mut window = body(cfg_type::PCI, 0, 0);
-    window.extend([0; 4]);
+    window.extend([0xFF; 4]);
     let mut bodies = vec![body(cfg_type::COMMON, COMMON, common::LEN.into()), notify, body(cfg_type::ISR, ISR, 1)];
     // Linux takes no structure of length 0 (linux: drivers/virtio/virtio_pci_modern_dev.c, `vp_modern_map_capability`).
     if config > 0 {

@@ -49,6 +49,12 @@ impl Window {
         Self::new(self.at)
     }
 
+    /// Whether a register is other than after a reset, as which the capability shows all of them.
+    #[must_use]
+    pub const fn is_used(&self) -> bool {
+        self.bar != 0 || self.offset != 0 || self.len != 0
+    }
+
     /// What a read of `reg` touches; `None` if it is none of the window's registers. The capability's first dword is not.
     #[must_use]
     pub fn read(&self, reg: Reg) -> Option<Touch> {
@@ -116,6 +122,16 @@ mod tests {
             window.write(Access::dword(0x88), offset);
             window.write(Access::dword(0x8C), len);
             assert_eq!(window.read(Reg::containing(0x90)), Some(Touch::Nowhere));
+        }
+    }
+
+    #[test]
+    fn any_register_but_that_of_data_makes_it_used_and_a_reset_ends_that() {
+        for (at, value, used) in [(0x84, 1, true), (0x88, 4, true), (0x8C, 1, true), (0x84, 0xFF00, false), (0x90, 1, false)] {
+            let mut window = Window::new(0x80);
+            window.write(Access::dword(at), value);
+            assert_eq!(window.is_used(), used, "{at:#x}");
+            assert!(!window.reset().is_used());
         }
     }
 

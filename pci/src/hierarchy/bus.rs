@@ -118,6 +118,7 @@ impl Hierarchy {
         let programmed = self.programming(on, &functions, places.as_deref());
         let ids = self.insert(on, number, functions, programmed);
         self.settle(&ids, effects);
+        self.settle_mirrors(effects);
         Ok(())
     }
 
@@ -151,8 +152,9 @@ impl Hierarchy {
         gone
     }
 
-    /// Segment and bus number on `on`, as planned, with device and function 0.
-    fn planned_number(&self, on: Parent) -> Option<Sbdf> {
+    /// Segment and bus number on `on`, as planned, with device and function 0: where mirrors of newcomers lie.
+    #[must_use]
+    pub fn planned_number(&self, on: Parent) -> Option<Sbdf> {
         match on {
             Parent::RootComplex(root) => {
                 let root = self.roots.get(root)?;

@@ -26,10 +26,10 @@ impl Hierarchy {
         if changes.contains(Changes::SLOT) {
             self.tell(id, effects);
         }
-        if !changes.difference(Changes::BUS_RANGE | Changes::SLOT).is_empty() {
+        if !changes.difference(Changes::BUS_RANGE | Changes::SLOT | Changes::LIVE).is_empty() {
             self.settle(&below, effects);
         }
-        if changes.intersects(Changes::BUS_RANGE | Changes::RESET_BELOW | Changes::LINK) {
+        if changes.intersects(Changes::BUS_RANGE | Changes::RESET_BELOW | Changes::LINK | Changes::LIVE) {
             self.settle_mirrors(effects);
         }
     }
@@ -60,8 +60,8 @@ impl Hierarchy {
         self.reach.settle(&wanted, effects);
     }
 
-    /// Tells which mirrors lie where configuration reads reach their functions. Looks at all: one bridge that moves can take
-    /// another's place.
+    /// Tells which mirrors lie where configuration reads reach their functions, and show what those give. Looks at all: one bridge
+    /// that moves can take another's place.
     pub(super) fn settle_mirrors(&mut self, effects: &mut Vec<Effect>) {
         // Neighbours are on one bus, so the way there is looked up once for all of them.
         let mut looked_up = None;
@@ -71,7 +71,8 @@ impl Hierarchy {
                 Some(found @ (of, _)) if of == bus => found,
                 _ => *looked_up.insert((bus, self.leads_to(bus.0, bus.1))),
             };
-            (*id, leads_to == Some((node.on, 0)) && self.forwards_to(node.on, node.devfn))
+            let is_true = || !matches!(&node.what, What::Endpoint(shared) if lock(shared).is_live());
+            (*id, leads_to == Some((node.on, 0)) && self.forwards_to(node.on, node.devfn) && is_true())
         });
         let in_place: Vec<(FunctionId, bool)> = in_place.collect();
         self.reach.settle_mirrors(&in_place, effects);

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -19,6 +20,7 @@ use crate::effect::Effect;
 use crate::function::{FunctionId, Programming, Shared};
 use crate::intx::{self, IntxRoute};
 use crate::link::Link;
+use crate::mirror::{Conventional, Mirror};
 use crate::port::Port;
 use crate::regs::header;
 use crate::seams::IntxLine;
@@ -37,8 +39,7 @@ pub struct Newcomer {
     pub spec: EndpointSpec,
     /// The function, in its reset state.
     pub function: Shared,
-    /// It is shown in a mirror, which lies at its place on the bus that the plan gives the port
-    /// ([`crate::function::PciFunction::mirror`]).
+    /// It is shown in a mirror, which lies at its place on the bus by its planned number ([`Hierarchy::show`]).
     pub mirrored: bool,
 }
 
@@ -162,6 +163,13 @@ impl Hierarchy {
         let inserted = self.with_port(port, Port::insert);
         self.tell(port, effects);
         inserted
+    }
+
+    /// Shows a function that comes to the bus on `on` in `mirror`, as far as that bus carries configuration space. Returns whether
+    /// it can be shown.
+    pub fn show(&self, on: Parent, function: &Shared, mirror: Arc<dyn Mirror>) -> bool {
+        let mirror = if self.is_conventional_bus(on) { Conventional::begin(mirror) } else { mirror };
+        lock(function).mirror(&mirror)
     }
 
     /// Asks the guest to let go of the device on `port`. [`crate::slot::SlotEvent::Released`] follows when it has.

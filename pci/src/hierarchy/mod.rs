@@ -22,13 +22,13 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
-use crate::access;
+use crate::access::{self, CONVENTIONAL_SPACE};
 use crate::address::{Bdf, BusRange, Devfn, Sbdf};
 use crate::bar::PORTS;
 use crate::effect::Effect;
 use crate::function::{Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
 use crate::intx;
-use crate::mirror::Mirror;
+use crate::mirror::{Conventional, Mirror};
 use crate::port::{Port, PortError};
 use crate::regs::{header, type0, type1};
 use crate::seams::{MsiPort, Workers};
@@ -92,8 +92,6 @@ pub struct Hierarchy {
 
 /// Bytes of a function's configuration space.
 const SPACE: u16 = 0x1000;
-/// Bytes that a function on a conventional path (ports 0xCF8 and 0xCFC) shows.
-const CONVENTIONAL_SPACE: u16 = 0x100;
 
 impl Hierarchy {
     /// Builds the tree of `plan` with everything programmed as planned and memory decode on where there is memory. Ports are
@@ -168,10 +166,10 @@ impl Hierarchy {
     /// Shows every function that can be shown in the mirror that `mirror` gives for it, at the address that the plan gives it.
     /// Call before [`Hierarchy::start`]; later moves are effects.
     pub fn mirror(&mut self, mut mirror: impl FnMut(FunctionId) -> Option<Arc<dyn Mirror>>) {
-        // A mirror has the whole space, of which a conventional bus carries a part.
-        let conventional: Vec<FunctionId> = self.ids().into_iter().filter(|id| self.is_conventional(*id)).collect();
-        for (id, node) in self.nodes.iter_mut().filter(|(id, _)| !conventional.contains(id)) {
-            let Some(mirror) = mirror(*id) else { continue };
+        for id in self.ids() {
+            let Some(mirror) = mirror(id) else { continue };
+            let mirror = if self.is_conventional(id) { Conventional::begin(mirror) } else { mirror };
+            let Some(node) = self.nodes.get_mut(&id) else { continue };
             node.mirrored = match &mut node.what {
                 What::Port(port) => {
                     port.mirror(mirror);
@@ -353,7 +351,11 @@ impl Hierarchy {
     }
 
     fn is_conventional(&self, id: FunctionId) -> bool {
-        let Some(Parent::Port(port)) = self.nodes.get(&id).map(|node| node.on) else { return false };
+        self.nodes.get(&id).is_some_and(|node| self.is_conventional_bus(node.on))
+    }
+
+    fn is_conventional_bus(&self, on: Parent) -> bool {
+        let Parent::Port(port) = on else { return false };
         matches!(self.nodes.get(&port).map(|node| &node.what), Some(What::Port(port)) if port.kind() == PortKind::PciBridge)
     }
 

@@ -1,5 +1,6 @@
 //! One switch with two endpoints below a root port, and what a guest may do to it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
@@ -7,7 +8,7 @@ use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::errors::PcieError;
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
-use crate::testing::{FakeMirror, dword, tree};
+use crate::testing::{FakeEndpoint, FakeMirror, dword, tree};
 use crate::topology::Name;
 use crate::topology::tests::{downstream, endpoint, endpoint_of, function, mem64, roomy, root_port, topology, upstream};
 
@@ -74,6 +75,12 @@ impl Rig {
         let mut effects = Vec::new();
         self.tree.write(0, at, offset, data, &mut effects);
         effects
+    }
+
+    /// Each of `names` with `on`, as effects list mirrors.
+    fn all(&self, names: &[&str], on: bool) -> Vec<(FunctionId, bool)> {
+        let ids: BTreeSet<FunctionId> = names.iter().map(|name| self.id(name)).collect();
+        ids.into_iter().map(|id| (id, on)).collect()
     }
 
     fn reachable(&self) -> Vec<(FunctionId, u64)> {
@@ -218,18 +225,40 @@ fn a_mirror_is_in_place_while_the_planned_address_leads_to_its_function() {
     rig.tree.mirror(|_| Some(Arc::new(FakeMirror::default())));
     let mut effects = Vec::new();
     rig.tree.start(&mut effects);
-    let mirrors = |effects: &[Effect]| -> Vec<(FunctionId, bool)> {
-        let one = |effect: &Effect| if let Effect::Mirror { function, on } = effect { Some((*function, *on)) } else { None };
-        effects.iter().filter_map(one).collect()
-    };
-    // The endpoints of these tests cannot be mirrored.
-    let [rp0, up, down0, down1] = ["rp0", "up", "down0", "down1"].map(|name| rig.id(name));
-    assert_eq!(mirrors(&effects), [(rp0, true), (up, true), (down0, true), (down1, true)]);
+    assert_eq!(mirrors(&effects), rig.all(&["rp0", "up", "down0", "down1", "a", "b"], true));
     let buses = rig.read(rig.at("rp0"), 0x18);
-    assert_eq!(mirrors(&rig.write(rig.at("rp0"), 0x19, &[9])), [(up, false), (down0, false), (down1, false)]);
-    assert_eq!(mirrors(&rig.write(rig.at("rp0"), 0x18, &buses.to_le_bytes())), [(up, true), (down0, true), (down1, true)]);
-    let below_up = [(down0, false), (down1, false)];
+    let below = ["up", "down0", "down1", "a", "b"];
+    assert_eq!(mirrors(&rig.write(rig.at("rp0"), 0x19, &[9])), rig.all(&below, false));
+    assert_eq!(mirrors(&rig.write(rig.at("rp0"), 0x18, &buses.to_le_bytes())), rig.all(&below, true));
+    let below_up = rig.all(&["down0", "down1", "a", "b"], false);
     assert_eq!(mirrors(&rig.write(rig.at("up"), 0x3E, &[0x40])), below_up, "a held reset answers nobody");
+}
+
+#[test]
+fn no_mirror_is_in_place_while_registers_are_live() {
+    let mut rig = Rig::new();
+    rig.tree.mirror(|_| Some(Arc::new(FakeMirror::default())));
+    rig.tree.start(&mut Vec::new());
+    let (a, down0) = (rig.at("a"), rig.at("down0"));
+    let [on, off] = [true, false].map(|on| rig.all(&["a"], on));
+    let live = [FakeEndpoint::LIVE];
+    assert_eq!(mirrors(&rig.write(a, 0x0C, &live)), off);
+    assert_eq!(mirrors(&rig.write(a, 0x0C, &live)), []);
+    assert_eq!(mirrors(&rig.write(a, 0x0C, &[0])), on);
+    rig.write(a, 0x0C, &live);
+    assert_eq!(mirrors(&rig.write(a, 0x48, &(1u32 << 15).to_le_bytes())), on, "a function-level reset ends it");
+    rig.write(a, 0x0C, &live);
+    rig.write(down0, 0x3E, &[0x40]);
+    assert_eq!(mirrors(&rig.write(down0, 0x3E, &[0])), on, "and so does one of the bus");
+    rig.write(a, 0x0C, &live);
+    let mut effects = Vec::new();
+    rig.tree.reset(&mut effects);
+    assert_eq!(mirrors(&effects), on, "and so does one of the machine");
+}
+
+fn mirrors(effects: &[Effect]) -> Vec<(FunctionId, bool)> {
+    let one = |effect: &Effect| if let Effect::Mirror { function, on } = effect { Some((*function, *on)) } else { None };
+    effects.iter().filter_map(one).collect()
 }
 
 #[test]
@@ -270,6 +299,7 @@ fn an_error_that_a_device_has_no_register_for_is_its_port_s() {
 
 mod conventional {
     use super::*;
+    use crate::access::Reg;
     use crate::topology::tests::{mem32, pci_bridge};
 
     /// Two devices on the conventional bus 2.
@@ -314,14 +344,22 @@ mod conventional {
     }
 
     #[test]
-    fn no_mirror_shows_what_the_bus_does_not_carry() {
+    fn mirrors_show_what_the_bus_carries() {
         let mut rig = rig();
-        let mut asked = Vec::new();
+        let mut pages = BTreeMap::new();
         rig.tree.mirror(|id| {
-            asked.push(id);
-            Some(Arc::new(FakeMirror::default()))
+            let page = Arc::new(FakeMirror::default());
+            pages.insert(id, Arc::clone(&page));
+            Some(page)
         });
-        assert_eq!(asked, [rig.id("rp"), rig.id("pb")]);
+        let mut effects = Vec::new();
+        rig.tree.start(&mut effects);
+        assert_eq!(mirrors(&effects), rig.all(&["rp", "pb", "a", "b"], true));
+        let at = rig.at("a");
+        rig.write(at, 0x3C, &[7]);
+        for reg in Reg::all() {
+            assert_eq!(pages[&rig.id("a")].read(reg), rig.read(at, reg.offset()), "{:#x}", reg.offset());
+        }
     }
 }
 

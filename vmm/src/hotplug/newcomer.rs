@@ -1,13 +1,13 @@
 //! Makes the functions of a device that comes, finds a port for it, and puts it in: while the guest runs and after a reset.
 
 use std::ops::ControlFlow;
-use std::sync::PoisonError;
 
 use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
 use devices::vfio::Placement;
-use pci::address::{Devfn, HostBdf};
+use pci::address::{Bdf, Devfn, HostBdf, Sbdf};
+use pci::effect::Effect;
 use pci::function::Shared;
-use pci::hierarchy::{BusInfo, Hierarchy, Newcomer, PortInfo};
+use pci::hierarchy::{BusInfo, Hierarchy, Newcomer, PlugError, PortInfo};
 use pci::intx;
 use pci::topology::{EndpointSpec, Name, Parent};
 
@@ -262,29 +262,7 @@ pub(super) fn put(
 /// Makes a device and puts it into `port`. The guest finds all of its functions in one moment.
 pub(super) fn plug(pci: &PciBus, factory: &mut Factory, port: &PortInfo, device: &Added) -> Result<(), HotPlugError> {
     let made = make(pci, factory, Parent::Port(port.id), 0, Placement::BelowPort(port.link), device)?;
-    let shown_at = pci.ecam_address(port.below);
-    let domain = factory.domain();
-    pci.change(|tree| {
-        tree.mapper.set_domain(domain);
-        let (mut newcomers, mut ids) = (Vec::new(), Vec::new());
-        for (mut newcomer, endpoint) in made {
-            let id = newcomer.id;
-            let mirror = shown_at.and_then(|bus| tree.mapper.mirror(bus + (u64::from(newcomer.at.function()) << 12), id));
-            newcomer.mirrored = mirror.is_some_and(|mirror| {
-                let mut function = newcomer.function.lock().unwrap_or_else(PoisonError::into_inner);
-                function.mirror(&mirror)
-            });
-            newcomers.push(newcomer);
-            tree.mapper.add(id, endpoint);
-            ids.push(id);
-        }
-        let plugged = tree.hierarchy.plug(port.id, newcomers, &mut tree.effects);
-        if plugged.is_err() {
-            ids.into_iter().for_each(|id| tree.mapper.remove(id));
-        }
-        plugged
-    })?;
-    Ok(())
+    put_in(pci, factory, Parent::Port(port.id), made, |hierarchy, made, effects| hierarchy.plug(port.id, made, effects))
 }
 
 /// Makes a device and puts it on the bus on `on` at its number. Its BARs are left to the guest.
@@ -300,23 +278,40 @@ pub(super) fn plug_in_slot(
     let placement = if matches!(on, Parent::RootComplex(_)) { Placement::RootBus } else { Placement::Conventional };
     let made = make(pci, factory, on, number, placement, device)?;
     let functions = made.iter().map(|(newcomer, _)| (newcomer.id, newcomer.name.clone())).collect();
+    put_in(pci, factory, on, made, |hierarchy, made, effects| hierarchy.plug_on_bus(on, made, effects))?;
+    slots.put(Slot { on, number }, functions, tell);
+    Ok(())
+}
+
+/// Makes functions for the bus on `on` known to the machine, shows them in mirrors, and lets `plug` put them into the tree.
+fn put_in(
+    pci: &PciBus,
+    factory: &Factory,
+    on: Parent,
+    made: Vec<(Newcomer, Endpoint)>,
+    plug: impl FnOnce(&mut Hierarchy, Vec<Newcomer>, &mut Vec<Effect>) -> Result<(), PlugError>,
+) -> Result<(), HotPlugError> {
     let domain = factory.domain();
-    pci.change(|tree| {
+    let plugged = pci.change(|tree| {
         tree.mapper.set_domain(domain);
+        let bus = tree.hierarchy.planned_number(on);
         let (mut newcomers, mut ids) = (Vec::new(), Vec::new());
-        for (newcomer, endpoint) in made {
-            tree.mapper.add(newcomer.id, endpoint);
-            ids.push(newcomer.id);
+        for (mut newcomer, endpoint) in made {
+            let id = newcomer.id;
+            let at = bus.and_then(|bus| pci.ecam_address(Sbdf { bdf: Bdf::new(bus.bdf.bus(), newcomer.at), ..bus }));
+            let mirror = at.and_then(|at| tree.mapper.mirror(at, id));
+            newcomer.mirrored = mirror.is_some_and(|mirror| tree.hierarchy.show(on, &newcomer.function, mirror));
+            tree.mapper.add(id, endpoint);
             newcomers.push(newcomer);
+            ids.push(id);
         }
-        let plugged = tree.hierarchy.plug_on_bus(on, newcomers, &mut tree.effects);
+        let plugged = plug(&mut tree.hierarchy, newcomers, &mut tree.effects);
         if plugged.is_err() {
             ids.into_iter().for_each(|id| tree.mapper.remove(id));
         }
         plugged
-    })?;
-    slots.put(Slot { on, number }, functions, tell);
-    Ok(())
+    });
+    Ok(plugged?)
 }
 
 /// Makes the functions of a device for number `number` of the bus on `on`.

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::access::Reg;
 use crate::bar::BarSpec;
 use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::ids::{ClassCode, Ids};
-use crate::testing::{FakeEndpoint, dword, tree};
+use crate::testing::{FakeEndpoint, FakeMirror, dword, tree};
 use crate::topology::tests::{endpoint, hot, kept, mem32, mem64, pci_bridge, roomy, root_port, topology};
 use crate::topology::{Plan, Removal};
 
@@ -116,6 +117,26 @@ fn a_device_on_the_root_bus_answers_as_long_as_it_is_there() {
     assert_eq!(rig.read(0, at(5), 0), u32::MAX);
     assert_eq!(rig.free(root).len(), 30);
     assert_eq!(rig.tree.unplug_from_bus(root, 0, &mut rig.effects).len(), 0, "a port is no device");
+}
+
+#[test]
+fn the_mirror_of_a_newcomer_is_in_place_while_the_newcomer_is_there() {
+    let mut rig = Rig::new();
+    for (on, bus) in [(Parent::RootComplex(0), 0), (rig.on("bridge"), 2)] {
+        let page = Arc::new(FakeMirror::default());
+        let newcomer = rig.newcomer(at(3), one(mem32(MIB)));
+        let mirrored = rig.tree.show(on, &newcomer.function, page.clone());
+        let function = newcomer.id;
+        assert!(mirrored);
+        rig.tree.plug_on_bus(on, vec![Newcomer { mirrored, ..newcomer }], &mut rig.effects).unwrap();
+        assert_eq!(rig.effects.pop(), Some(Effect::Mirror { function, on: true }));
+        for reg in Reg::all() {
+            assert_eq!(page.read(reg), rig.read(bus, at(3), reg.offset()), "{:#x}", reg.offset());
+        }
+        rig.tree.unplug_from_bus(on, 3, &mut rig.effects);
+        assert_eq!(rig.effects.pop(), Some(Effect::Mirror { function, on: false }));
+        assert!(Reg::all().all(|reg| page.read(reg) == u32::MAX));
+    }
 }
 
 #[test]
