@@ -330,6 +330,7 @@ impl Mapper {
         }
         if self.mapped.get_mut(&key).is_some_and(|mapped| !std::mem::replace(&mut mapped.reachable, true)) {
             self.open(key, at);
+            self.tell_moved();
         }
     }
 
@@ -341,6 +342,14 @@ impl Mapper {
             for (offset, ..) in self.pieces(key) {
                 self.space.close(at + offset);
             }
+            self.tell_moved();
+        }
+    }
+
+    /// What [`Mapper::bars`] says has changed.
+    fn tell_moved(&self) {
+        if let Some(slot_events) = &self.slot_events {
+            slot_events.tell_moved();
         }
     }
 
@@ -435,9 +444,6 @@ impl Mapper {
             }
         }
         self.mapped.insert(key, mapped);
-        if let Some(slot_events) = &self.slot_events {
-            slot_events.tell_moved();
-        }
     }
 
     fn unmap(&mut self, key: (FunctionId, BarIndex)) {

@@ -342,7 +342,7 @@ impl<'a, 's> Session<'a, 's> {
 
     /// The devices, with the places that their BARs have at this moment.
     fn devices(&self) -> Vec<DeviceInfo> {
-        self.machine.slot_events().take_moved();
+        self.machine.slot_events().look();
         listing::devices(self.machine, &self.hotplug)
     }
 
@@ -454,11 +454,12 @@ impl Attendant for Session<'_, '_> {
         if self.resizer.follow(self.machine) {
             self.publish_size();
         }
-        let moved = self.hotplug.follow(self.machine, Instant::now());
-        if moved {
+        let now = Instant::now();
+        let left = self.hotplug.follow(self.machine, now);
+        if left {
             self.forget();
         }
-        if moved || self.machine.slot_events().take_moved() {
+        if left || self.machine.slot_events().look_at().is_some_and(|at| at <= now) {
             self.publish_devices();
         }
         for failure in self.hotplug.take_failures() {
@@ -487,6 +488,7 @@ impl Attendant for Session<'_, '_> {
         let progress = self.hotplug.coming().progress().or_else(|| self.resizer.progress());
         let tick = (progress.is_some() || self.writing.is_some()).then(|| Instant::now() + TICK);
         let answers = self.promises.iter().filter(|promise| promise.reply.is_some()).map(|promise| promise.answer_at);
-        self.hotplug.deadline().into_iter().chain(tick).chain(answers).min()
+        let look = self.machine.slot_events().look_at();
+        self.hotplug.deadline().into_iter().chain(tick).chain(answers).chain(look).min()
     }
 }

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use pci::function::FunctionId;
 use pci::slot::SlotEvent;
@@ -12,19 +12,23 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 /// Most events that wait. A guest that writes slot registers in a loop makes the same ones again and again.
 const LIMIT: usize = 1024;
 
+/// How long BARs may move on before somebody looks where they are. A guest that moves them in a loop costs one look in this
+/// time, and what it does when it sizes a BAR is over by then.
+const PAUSE: Duration = Duration::from_millis(250);
+
 /// Events in the order in which they were told.
 #[derive(Debug)]
 pub struct SlotEvents {
     waiting: Mutex<Vec<(FunctionId, SlotEvent)>>,
-    /// Whether BARs have moved since somebody looked.
-    moved: AtomicBool,
+    /// When the first BAR moved, came or was hidden since somebody looked.
+    moved: Mutex<Option<Instant>>,
     event: EventFd,
 }
 
 impl SlotEvents {
     /// Nothing told yet.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { waiting: Mutex::default(), moved: AtomicBool::new(false), event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)? })
+        Ok(Self { waiting: Mutex::default(), moved: Mutex::default(), event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)? })
     }
 
     /// A guest told `event` about the slot of `port`. The same event twice in a row is told once.
@@ -37,16 +41,27 @@ impl SlotEvents {
         }
     }
 
-    /// A BAR has a place that it had not. Told once until somebody looks.
+    /// A BAR moved, came or was hidden. Wakes the main loop once until somebody looks.
     pub fn tell_moved(&self) {
-        if !self.moved.swap(true, Ordering::AcqRel) {
+        let mut moved = self.moved();
+        if moved.is_none() {
+            *moved = Some(Instant::now());
             let _ = self.event.write(1);
         }
     }
 
-    /// Whether BARs have moved since the last call. To be called before their places are looked at.
-    pub fn take_moved(&self) -> bool {
-        self.moved.swap(false, Ordering::AcqRel)
+    /// When somebody has to look where BARs are, if they have moved since the last look.
+    pub fn look_at(&self) -> Option<Instant> {
+        self.moved().map(|first| first + PAUSE)
+    }
+
+    /// Somebody looks. To be called before the places are read: what moves meanwhile is looked at again.
+    pub fn look(&self) {
+        *self.moved() = None;
+    }
+
+    fn moved(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.moved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes all that waits.
@@ -71,9 +86,26 @@ mod tests {
     fn bars_that_move_in_a_loop_wake_the_main_loop_once_until_it_looks() {
         let events = SlotEvents::new().unwrap();
         for _ in 0..2 {
+            assert_eq!(events.look_at(), None);
             (0..1000).for_each(|_| events.tell_moved());
             assert_eq!(events.event.read().unwrap(), 1);
-            assert!(events.take_moved() && !events.take_moved());
+            assert!(events.look_at().is_some());
+            events.look();
         }
+    }
+
+    #[test]
+    fn bars_that_move_in_a_loop_are_looked_at_a_few_times_a_second() {
+        let events = SlotEvents::new().unwrap();
+        let before = Instant::now();
+        events.tell_moved();
+        let first = events.look_at().unwrap();
+        assert!((before + PAUSE..before + 2 * PAUSE).contains(&first), "late enough to cost little, in time for who asks");
+        std::thread::sleep(Duration::from_millis(2));
+        events.tell_moved();
+        assert_eq!(events.look_at(), Some(first), "a guest that goes on does not put it off");
+        events.look();
+        events.tell_moved();
+        assert!(events.look_at().unwrap() > first, "the next look has its own pause");
     }
 }

@@ -134,6 +134,29 @@ fn a_bar_that_comes_back_to_its_place_costs_nothing() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn all_that_changes_what_is_shown_of_a_bar_is_told() {
+    let mut bench = Bench::new();
+    let events = Arc::new(SlotEvents::new().unwrap());
+    bench.mapper.set_slot_events(Arc::clone(&events));
+    let mut told = |what: &str, on: FunctionId, act: &dyn Fn(&mut Bench)| {
+        let before = bench.shown(on);
+        act(&mut bench);
+        assert_eq!(events.look_at().is_some(), bench.shown(on) != before, "{what}");
+        events.look();
+        bench.shown(on).0
+    };
+    assert_eq!(told("it comes", FIRST, &|bench| bench.map(FIRST, A)), Some(A));
+    assert_eq!(told("it is written again", FIRST, &|bench| bench.map(FIRST, A)), Some(A));
+    assert_eq!(told("it is hidden", FIRST, &|bench| bench.hide(FIRST)), None);
+    assert_eq!(told("it is hidden again", FIRST, &|bench| bench.hide(FIRST)), None);
+    assert_eq!(told("it comes back to its place", FIRST, &|bench| bench.map(FIRST, A)), Some(A));
+    assert_eq!(told("it moves", FIRST, &|bench| bench.map(FIRST, B)), Some(B));
+    assert_eq!(told("it is hidden before another comes", FIRST, &|bench| bench.hide(FIRST)), None);
+    assert_eq!(told("another takes its place", SECOND, &|bench| bench.map(SECOND, B)), Some(B));
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn dma_maps_and_slots_follow_a_bar_that_moves() {
     let mut bench = Bench::new();
     bench.map(FIRST, A);
