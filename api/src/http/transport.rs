@@ -3,7 +3,8 @@
 //!
 //! A client may pass descriptors with any byte of a request: with all of it in one message, or with the first of several.
 //! They are kept until the request is complete; what nobody takes is closed. A request that has begun must be complete within
-//! a limit. Between requests a connection may be silent for ever. What hyper says by itself is not sent.
+//! a limit. Between requests a connection may be silent for ever. What hyper says by itself of a head that it cannot read is not
+//! sent; that it waits for a body (`100 Continue`, RFC 9110 10.1.1) is.
 //!
 //! A client may end its side (shutdown(2), `SHUT_WR`) when its request is complete: it still gets the reply. One that is gone
 //! altogether is not waited for.
@@ -259,7 +260,7 @@ impl Read for Transport {
 impl Write for Transport {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if !this.cut && has_phrase(bytes) {
+        if !this.cut && is_refusal(bytes) {
             this.incoming.unread.set(true);
             this.incoming.linger();
             return Poll::Ready(Ok(bytes.len()));
@@ -293,9 +294,11 @@ impl Write for Transport {
     }
 }
 
-/// Whether a reply begins here that hyper made by itself, for a head that it cannot read: it gives a reason phrase, which no reply
-/// of ours has. It is not sent; ours takes its place.
-fn has_phrase(bytes: &[u8]) -> bool {
-    let after_code = bytes.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(5..7));
-    after_code.is_some_and(|after| after.first() == Some(&b' ') && after != b" \r")
+/// Whether a reply begins here that hyper made by itself, for a head that it cannot read: it has a code of the client's mistakes
+/// and a reason phrase, which no reply of ours has. It is not sent; ours takes its place.
+fn is_refusal(bytes: &[u8]) -> bool {
+    match bytes.strip_prefix(b"HTTP/1.") {
+        Some([_, b' ', b'4', _, _, b' ', phrase, ..]) => *phrase != b'\r',
+        _ => false,
+    }
 }

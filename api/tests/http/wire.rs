@@ -124,6 +124,19 @@ fn a_request_may_come_in_any_pieces() {
 }
 
 #[test]
+fn a_client_that_waits_for_a_hundred_is_told_to_go_on_and_the_connection_goes_on() {
+    let vmm = Vmm::start();
+    let mut client = vmm.connect();
+    let length = MACHINE.len();
+    let head = format!("PUT /api/v1/vm.create HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: {length}\r\n\r\n");
+    assert_eq!(raw(&mut client, &head).status_line, "HTTP/1.1 100 Continue");
+    assert_eq!(raw(&mut client, MACHINE).status(), 204);
+    assert_eq!(client.status("GET", "vmm.ping", ""), 200);
+    assert_eq!(raw(&mut client, "GET /api/v1/vmm.ping HTTP/1.1\r\nConnection: close\r\n\r\n").status(), 200);
+    assert!(client.is_closed());
+}
+
+#[test]
 fn requests_that_follow_each_other_without_waiting_are_answered_in_their_order() {
     let vmm = Vmm::start();
     let mut client = vmm.connect();

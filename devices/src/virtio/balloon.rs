@@ -96,7 +96,7 @@ impl BalloonControl {
         u64::from(self.wanted.load(Ordering::Acquire)) * PAGE
     }
 
-    /// Bytes in the balloon, as the guest says.
+    /// Bytes in the balloon, as the guest says. Never more than the guest was ever asked for.
     #[must_use]
     pub fn actual(&self) -> u64 {
         self.actual.load(Ordering::Acquire)
@@ -108,8 +108,12 @@ impl BalloonControl {
         self.actual.clone()
     }
 
+    /// The guest says that there are `pages` in the balloon: no more than are wanted, or than there were, for it only grows to
+    /// what is wanted.
     fn reached(&self, pages: u32) {
-        self.actual.store(u64::from(pages) * PAGE, Ordering::Release);
+        let (told, wanted) = (u64::from(pages) * PAGE, self.wanted());
+        // The closure always gives a value.
+        let _ = self.actual.fetch_update(Ordering::AcqRel, Ordering::Acquire, |before| Some(told.min(before.max(wanted))));
     }
 
     /// Whom to tell of changes.
@@ -320,6 +324,23 @@ mod tests {
         assert_eq!(driver.config(4), 1000_u32.to_le_bytes());
         driver.write(0x14, &[0]);
         assert_eq!((size.actual(), size.wanted()), (0, 4 << 20));
+    }
+
+    #[test]
+    fn a_guest_cannot_tell_of_more_than_it_was_asked_for() {
+        let (mut driver, size) = started(ALL, 8 << 20);
+        let tell = |driver: &mut Driver<Balloon>, pages: u32| {
+            driver.write(0x404, &pages.to_le_bytes());
+            size.actual() / PAGE
+        };
+        assert_eq!(tell(&mut driver, u32::MAX), 2048);
+        size.ask(4 << 20);
+        let told = [2000, 2048, 1500, u32::MAX, 1024].map(|pages| tell(&mut driver, pages));
+        assert_eq!(told, [2000, 2000, 1500, 1500, 1024], "it shrinks, and says so as it does");
+        assert_eq!(tell(&mut driver, u32::MAX), 1024);
+        driver.write(0x14, &[0]);
+        size.ask(0);
+        assert_eq!(tell(&mut driver, u32::MAX), 0);
     }
 
     #[test]
