@@ -1,5 +1,5 @@
 //! Bounds what a guest can make the log grow by: of the failures that it can cause at will, the first few are logged. What a
-//! device can no longer do is told to whoever listens as well.
+//! device can no longer do is counted apart, so that nothing a guest does hides it, and told to whoever listens as well.
 
 use std::error::Error;
 use std::fmt::{self, Write as _};
@@ -16,18 +16,21 @@ pub type FailureSink = Arc<dyn Fn(&str, &str) + Send + Sync>;
 /// The failures of one device.
 #[derive(Default)]
 pub struct Complaints {
+    /// Logged of what guests cause.
     made: u8,
+    /// Logged of what fails on the host's side.
+    failed: u8,
     listener: Option<Listener>,
 }
 
 impl fmt::Debug for Complaints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Complaints").field("made", &self.made).finish_non_exhaustive()
+        f.debug_struct("Complaints").field("made", &self.made).field("failed", &self.failed).finish_non_exhaustive()
     }
 }
 
 impl Complaints {
-    /// How many are logged.
+    /// How many are logged of each kind.
     pub const MOST: u8 = 8;
 
     /// Tells `listener` of failures from now on, see [`Complaints::fail`].
@@ -37,13 +40,7 @@ impl Complaints {
 
     /// Logs `text` at `level`, unless there were too many before. The last one says that it is the last. Whether it was logged.
     pub fn add(&mut self, level: Level, text: fmt::Arguments<'_>) -> bool {
-        if self.made >= Self::MOST {
-            return false;
-        }
-        self.made += 1;
-        let last = if self.made == Self::MOST { "; further failures of this device are not logged" } else { "" };
-        log::log!(level, "{text}{last}");
-        true
+        log(&mut self.made, level, text)
     }
 
     /// As [`Complaints::add`], with `error` and its causes behind `text`.
@@ -51,9 +48,10 @@ impl Complaints {
         self.add(level, format_args!("{text}: {}", chain(error)));
     }
 
-    /// As [`Complaints::add`], for what the device cannot do since the host's side of it failed: the listener hears of it.
+    /// As [`Complaints::add`], for what the device cannot do since the host's side of it failed: the listener hears of it. What
+    /// was added before does not count.
     pub fn fail(&mut self, level: Level, text: fmt::Arguments<'_>) {
-        if self.add(level, text)
+        if log(&mut self.failed, level, text)
             && let Some(listener) = &self.listener
         {
             listener(&text.to_string());
@@ -65,11 +63,22 @@ impl Complaints {
         self.fail(level, format_args!("{text}: {}", chain(error)));
     }
 
-    /// How many were logged so far.
+    /// How many of both kinds were logged so far.
     #[must_use]
     pub const fn made(&self) -> u8 {
-        self.made
+        self.made.saturating_add(self.failed)
     }
+}
+
+/// Logs `text` unless `count` is at the limit.
+fn log(count: &mut u8, level: Level, text: fmt::Arguments<'_>) -> bool {
+    if *count >= Complaints::MOST {
+        return false;
+    }
+    *count += 1;
+    let last = if *count == Complaints::MOST { "; further failures of this device are not logged, if of this kind" } else { "" };
+    log::log!(level, "{text}{last}");
+    true
 }
 
 /// An error with its causes in one line.
@@ -102,16 +111,16 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_told_as_often_as_they_are_logged_and_what_guests_do_is_not() {
+    fn failures_are_told_however_much_guests_did_before_and_what_they_do_is_not() {
         let (mut complaints, heard) = (Complaints::default(), Arc::new(Mutex::new(Vec::new())));
         let told = Arc::clone(&heard);
         complaints.report_to(Arc::new(move |why| told.lock().unwrap().push(why.to_owned())));
-        complaints.add(Level::Warn, format_args!("the guest did something"));
         for n in 0..1000 {
+            complaints.add(Level::Warn, format_args!("the guest did something"));
             complaints.fail_error(Level::Warn, format_args!("request {n}"), &io::Error::other("no space"));
         }
         let heard = heard.lock().unwrap();
-        assert_eq!((heard.len(), heard[0].as_str()), (7, "request 0: no space"));
+        assert_eq!((heard.len(), heard[0].as_str()), (8, "request 0: no space"));
     }
 
     #[test]

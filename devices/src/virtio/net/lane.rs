@@ -111,6 +111,12 @@ impl Lane {
         Ok(more)
     }
 
+    /// Tells of a packet of the guest that cannot be sent.
+    pub(super) fn refuse(&self, what: &str, error: &io::Error) {
+        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        complaints.add_error(Level::Warn, format_args!("{}: {what}", self.name), error);
+    }
+
     /// Tells of a failure of the tap.
     pub(super) fn complain(&self, what: &str, error: &io::Error) {
         let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);

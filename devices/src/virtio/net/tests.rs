@@ -163,6 +163,23 @@ fn a_tap_that_is_gone_loses_packets_and_nothing_else() {
 }
 
 #[test]
+fn packets_that_are_not_well_formed_are_no_failure_of_the_tap() {
+    // As a tap does with a bad header, it takes no 2^64 - 1 (eventfd(2)).
+    let strict = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    let (mut net, _far) = interface(1, LimitSpec::default());
+    net.spec.taps = vec![Arc::new(Tap::stand_in(strict))];
+    let mut driver = Driver::started(net);
+    let heard = heard(&mut driver.function);
+    driver.put(DATA, &[0xFF; 64]);
+    for _ in 0..20 {
+        driver.send(1, &[(DATA, 64, 0)]);
+        driver.answer(1);
+    }
+    assert!(!driver.gave_up());
+    assert_eq!(*heard.lock().unwrap(), [""; 0]);
+}
+
+#[test]
 fn packets_larger_than_can_be_are_lost_and_shorter_ones_are_an_error() {
     let (mut driver, far) = one();
     driver.put(DATA, &packet(64));

@@ -49,6 +49,11 @@ fn send(lane: &Lane, packet: &[VolatileSlice<'_>]) -> Option<()> {
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+            // Of a header that contradicts its packet, or a packet without an Ethernet header (linux: drivers/net/tun.c).
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                lane.refuse("a packet of the guest is not well-formed and is lost", &error);
+                return Some(());
+            }
             Err(error) => {
                 lane.complain("the tap does not take packets, which are lost", &error);
                 return Some(());
