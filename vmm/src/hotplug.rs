@@ -330,8 +330,7 @@ impl HotPlug {
             match late.stage {
                 Stage::Asked => {
                     log::warn!("the guest did not let go of {names} in time: it leaves all the same");
-                    let why = "the guest did not let go of it in time: it leaves all the same".to_owned();
-                    self.failures.push(Event::DeviceFailed { id: names, why });
+                    self.failures.extend(kept(&late.names));
                 }
                 Stage::Gone(_) if late.slot.is_some() => {}
                 Stage::Gone(_) => log::warn!("the guest did not take note in time that {names} left"),
@@ -490,6 +489,12 @@ fn failed(complaints: &mut Complaints, port: &Name) -> Option<Event> {
     told.then(|| Event::DeviceFailed { id: port.to_string(), why })
 }
 
+/// What those who listen hear of a device that the guest keeps: for each of its functions, which have names of their own.
+fn kept(names: &[Name]) -> impl Iterator<Item = Event> {
+    let why = "the guest did not let go of it in time: it leaves all the same";
+    names.iter().map(move |name| Event::DeviceFailed { id: name.to_string(), why: why.to_owned() })
+}
+
 fn list(names: &[Name]) -> String {
     names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -497,6 +502,12 @@ fn list(names: &[Name]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_a_guest_keeps_is_told_of_by_the_name_of_each_function() {
+        let told = kept(&["gpu".into(), "audio".into()]).map(|event| event.json()["id"].clone()).collect::<Vec<_>>();
+        assert_eq!(told, ["gpu", "audio"]);
+    }
 
     #[test]
     fn what_a_guest_says_of_a_port_in_a_loop_is_told_a_few_times() {
