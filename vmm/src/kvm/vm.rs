@@ -53,11 +53,6 @@ impl Vm {
         self.kvm.check_extension(Cap::ReadonlyMem)
     }
 
-    /// CPUID leaves that KVM can show a guest on this host.
-    pub fn supported_cpuid(&self) -> Result<CpuId, KvmError> {
-        supported_cpuid(&self.kvm)
-    }
-
     /// Creates local APICs, I/O APIC and PICs in the kernel. Set all memory slots before.
     pub fn create_interrupt_controller(&self) -> Result<(), KvmError> {
         self.fd.set_identity_map_address(KVM_IDENTITY_MAP).map_err(|error| KvmError::step("set the identity map", error))?;
