@@ -130,12 +130,13 @@ pub trait PciFunction: Send {
     fn reset(&mut self, kind: ResetKind);
     /// What is left to do after a reset, by whatever register: hardware takes its time, for which nobody shall wait but who asked
     /// for it. To be run with no lock held, and followed by [`PciFunction::end_reset`]; the function answers nothing meanwhile.
-    /// By default nothing is left.
-    fn take_reset(&mut self) -> Option<ResetWork> {
+    /// Resets that meet may share one. By default nothing is left.
+    fn take_reset(&mut self) -> Option<Arc<dyn ResetWork>> {
         None
     }
-    /// What [`PciFunction::take_reset`] gave was run.
-    fn end_reset(&mut self) {}
+    /// `_work`, which [`PciFunction::take_reset`] gave, was run. Somebody else may have said so before, and a later reset may have
+    /// begun since, which this does not end.
+    fn end_reset(&mut self, _work: &Arc<dyn ResetWork>) {}
     /// Whether bus mastering is enabled in its command register.
     fn bus_master(&self) -> bool;
     /// Shows its configuration space in `mirror` from this point on, until it is detached, if it can: every change of every
@@ -176,7 +177,8 @@ pub trait PciFunction: Send {
     fn make_virtual(&mut self, _index: u16) -> Option<Shared> {
         None
     }
-    /// Ends its life in the machine: afterwards every read gives all ones, since late callers may still hold it.
+    /// Ends its life in the machine: afterwards every read gives all ones, since late callers may still hold it, and it sends
+    /// nothing. What hardware is to do in the end is left to [`PciFunction::take_reset`].
     fn detach(&mut self);
 }
 
@@ -202,7 +204,10 @@ pub struct Programming {
 }
 
 /// What hardware does for as long as it likes.
-pub type ResetWork = Box<dyn FnOnce() + Send>;
+pub trait ResetWork: Send + Sync {
+    /// Has it done, if it was not before. Returns when it is.
+    fn run(&self);
+}
 
 /// A function held by the hierarchy and by the bus that forwards BAR accesses.
 pub type Shared = Arc<Mutex<dyn PciFunction>>;

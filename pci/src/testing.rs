@@ -428,11 +428,11 @@ impl PciFunction for FakeEndpoint {
         self.began();
     }
 
-    fn take_reset(&mut self) -> Option<ResetWork> {
-        (self.2 == Hardware::UnderReset).then(|| Box::new(|| ()) as ResetWork)
+    fn take_reset(&mut self) -> Option<Arc<dyn ResetWork>> {
+        (self.2 == Hardware::UnderReset).then(|| Arc::new(Quick) as Arc<dyn ResetWork>)
     }
 
-    fn end_reset(&mut self) {
+    fn end_reset(&mut self, _: &Arc<dyn ResetWork>) {
         if self.2 == Hardware::UnderReset {
             self.2 = Hardware::Idle;
         }
@@ -479,7 +479,15 @@ impl PciFunction for FakeEndpoint {
 
     fn detach(&mut self) {
         self.0.detach();
+        self.began();
     }
+}
+
+/// Hardware that takes no time.
+struct Quick;
+
+impl ResetWork for Quick {
+    fn run(&self) {}
 }
 
 /// The tree of `plan`, whose ports send to `msi` and whose endpoints are what `spec` says.

@@ -111,7 +111,10 @@ impl PciBus {
         let mut tree = self.lock();
         tree.mapper.close();
         tree.hierarchy.detach();
-        tree.mapper.release_dma();
+        let under_reset = tree.hierarchy.take_under_reset();
+        drop(tree);
+        under_reset.into_iter().for_each(UnderReset::run);
+        self.lock().mapper.release_dma();
     }
 
     fn read_port(&self, offset: u16, data: &mut [u8]) {

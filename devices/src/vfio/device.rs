@@ -38,7 +38,7 @@ pub struct VfioFunction<D: HostDevice> {
     routes: Arc<dyn MsiRoutes>,
     complaints: Complaints,
     /// Hardware is under reset.
-    resetting: Option<Pending>,
+    resetting: Option<Arc<Pending>>,
     detached: bool,
 }
 
@@ -174,12 +174,16 @@ impl<D: HostDevice> VfioFunction<D> {
         }
     }
 
-    /// Registers that are kept here go back to their reset values, and hardware sends nothing. Its own reset is left to
-    /// [`PciFunction::take_reset`], for as long as which nothing answers.
+    /// Registers that are kept here go back to their reset values.
     fn begin_reset(&mut self, kind: ResetKind) {
         self.silence(false);
         self.overlay.reset(kind);
         self.bars.reset();
+        self.begin_hardware_reset();
+    }
+
+    /// Hardware sends nothing. Its reset is left to [`PciFunction::take_reset`], for as long as which nothing answers.
+    fn begin_hardware_reset(&mut self) {
         if self.resetting.is_some() {
             // Nobody has reached it since that one began.
             return;
@@ -187,17 +191,26 @@ impl<D: HostDevice> VfioFunction<D> {
         self.quiet();
         let resetter = self.host.device.can_reset().then(|| self.host.device.resetter());
         match resetter {
-            Some(Ok(resetter)) => self.resetting = Some(Pending::new(resetter)),
+            Some(Ok(resetter)) => self.resetting = Some(Arc::new(Pending::new(resetter))),
             Some(Err(error)) => self.after_reset(Outcome::Failed(error)),
             None => self.after_reset(Outcome::Impossible),
         }
     }
 
-    /// Hardware decodes and sends nothing, as before; a guest can use it again.
+    /// Hardware decodes and sends nothing, as before; a guest can use it again unless it has left.
     fn after_reset(&mut self, outcome: Outcome) {
         self.tell(outcome);
-        self.quiet();
-        self.follow_interrupts();
+        if !self.detached {
+            self.quiet();
+            self.follow_interrupts();
+        }
+    }
+
+    fn end_hardware_reset(&mut self, pending: &Pending) {
+        if let Some(done) = pending.end() {
+            let outcome = reset::outcome(&mut self.host.device, done);
+            self.after_reset(outcome);
+        }
     }
 
     /// Whether it answers nothing: it has left, or hardware is under reset.
@@ -411,15 +424,14 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
         }
     }
 
-    fn take_reset(&mut self) -> Option<ResetWork> {
-        let pending = self.resetting.clone()?;
-        Some(Box::new(move || pending.run()))
+    fn take_reset(&mut self) -> Option<Arc<dyn ResetWork>> {
+        self.resetting.clone().map(|pending| pending as Arc<dyn ResetWork>)
     }
 
-    fn end_reset(&mut self) {
-        if let Some(done) = self.resetting.take().and_then(|pending| pending.end()) {
-            let outcome = reset::outcome(&mut self.host.device, done);
-            self.after_reset(outcome);
+    fn end_reset(&mut self, work: &Arc<dyn ResetWork>) {
+        let is_it = |pending: &mut Arc<Pending>| std::ptr::addr_eq(Arc::as_ptr(pending), Arc::as_ptr(work));
+        if let Some(pending) = self.resetting.take_if(is_it) {
+            self.end_hardware_reset(&pending);
         }
     }
 
@@ -431,20 +443,21 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
         if self.detached {
             return;
         }
-        if let Some(pending) = self.resetting.take() {
-            pending.end();
-        }
-        self.silence(true);
-        let outcome = reset::reset(&mut self.host.device);
-        self.tell(outcome);
-        self.bars.reset();
         self.detached = true;
+        self.silence(true);
+        self.bars.reset();
+        self.begin_hardware_reset();
     }
 }
 
 impl<D: HostDevice> Drop for VfioFunction<D> {
+    /// For a function that no machine took, or whose machine left its reset undone.
     fn drop(&mut self) {
         self.detach();
+        if let Some(pending) = self.resetting.take() {
+            pending.run();
+            self.end_hardware_reset(&pending);
+        }
     }
 }
 

@@ -4,10 +4,11 @@
 //! and [`Outcome::Impossible`] says so. The kernel resets a function when it is opened and when it is closed, too.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pci::access::Access;
 use pci::caps::express::reg as express;
+use pci::function::ResetWork;
 use pci::regs::{command, header};
 
 use super::facts::Facts;
@@ -40,16 +41,6 @@ pub enum Outcome {
     Lost,
 }
 
-/// Stops the function's requests and resets it, while the caller waits.
-pub fn reset(device: &mut dyn HostDevice) -> Outcome {
-    let stopped = set_command(device, 0);
-    if !device.can_reset() {
-        return stopped.map_or_else(Outcome::Failed, |()| Outcome::Impossible);
-    }
-    let done = device.resetter().and_then(|reset| reset());
-    outcome(device, done)
-}
-
 /// What became of a reset that the host answered with `done`.
 pub fn outcome(device: &mut dyn HostDevice, done: io::Result<()>) -> Outcome {
     if let Err(error) = done {
@@ -63,13 +54,12 @@ pub fn outcome(device: &mut dyn HostDevice, done: io::Result<()>) -> Outcome {
 }
 
 /// A reset that others carry out, while nobody holds the function.
-#[derive(Clone)]
-pub struct Pending(Arc<Mutex<Progress>>);
+pub struct Pending(Mutex<Progress>);
 
 enum Progress {
     Waits(Resetter),
     Done(io::Result<()>),
-    /// It was called off, or what came of it was taken note of.
+    /// What came of it was taken note of.
     Over,
 }
 
@@ -77,19 +67,10 @@ impl Pending {
     /// Not begun.
     #[must_use]
     pub fn new(reset: Resetter) -> Self {
-        Self(Arc::new(Mutex::new(Progress::Waits(reset))))
+        Self(Mutex::new(Progress::Waits(reset)))
     }
 
-    /// Carries it out, once. Whoever calls next waits for its end.
-    pub fn run(&self) {
-        let mut progress = self.progress();
-        match std::mem::replace(&mut *progress, Progress::Over) {
-            Progress::Waits(reset) => *progress = Progress::Done(reset()),
-            other => *progress = other,
-        }
-    }
-
-    /// Ends it: waits if it is under way, and calls it off if it has not begun. What the host answered; `None` if it was not asked.
+    /// What the host answered, once somebody ran it; `None` if nobody did.
     pub fn end(&self) -> Option<io::Result<()>> {
         match std::mem::replace(&mut *self.progress(), Progress::Over) {
             Progress::Done(done) => Some(done),
@@ -99,6 +80,17 @@ impl Pending {
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ResetWork for Pending {
+    /// Carries it out, once. Whoever calls next waits for its end.
+    fn run(&self) {
+        let mut progress = self.progress();
+        match std::mem::replace(&mut *progress, Progress::Over) {
+            Progress::Waits(reset) => *progress = Progress::Done(reset()),
+            other => *progress = other,
+        }
     }
 }
 
@@ -134,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_a_reset_waits_while_it_is_under_way() {
+    fn who_runs_a_reset_waits_while_it_is_under_way() {
         let (begun, begins) = std::sync::mpsc::channel();
         let (go, goes) = std::sync::mpsc::channel::<()>();
         let pending = Pending::new(Box::new(move || {
@@ -145,27 +137,28 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| pending.run());
             begins.recv().unwrap();
-            let end = scope.spawn(|| pending.end());
-            assert!(!end.is_finished());
+            let second = scope.spawn(|| pending.run());
+            assert!(!second.is_finished());
             go.send(()).unwrap();
-            assert!(matches!(end.join().unwrap(), Some(Ok(()))));
+            second.join().unwrap();
+            assert!(matches!(pending.end(), Some(Ok(()))));
         });
         pending.run();
         assert!(pending.end().is_none());
     }
 
     #[test]
-    fn case_c11_a_reset_that_is_impossible_fails_or_loses_the_device_is_told() {
+    fn case_c11_a_reset_that_fails_or_loses_the_device_is_told() {
         let mut device = FakeDevice::gpu();
+        let reset = |device: &mut FakeDevice| {
+            let done = device.resetter().and_then(|reset| reset());
+            outcome(device, done)
+        };
         assert!(matches!(reset(&mut device), Outcome::Done));
         device.state().reset_fails = true;
         assert!(matches!(reset(&mut device), Outcome::Failed(_)));
         device.state().reset_fails = false;
         device.state().lost_by_reset = true;
         assert!(matches!(reset(&mut device), Outcome::Lost));
-        let mut device = FakeDevice::gpu();
-        device.state().can_reset = false;
-        assert!(matches!(reset(&mut device), Outcome::Impossible));
-        assert_eq!(device.state().resets, 0);
     }
 }

@@ -145,6 +145,7 @@ impl Hierarchy {
         }
         let gone = self.take_out(on, &ids, effects);
         if let Parent::Port(id) = on
+            && with_link
             && let Some(What::Port(port)) = self.nodes.get_mut(&id).map(|node| &mut node.what)
         {
             port.vacate();

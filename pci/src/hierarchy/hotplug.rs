@@ -344,10 +344,7 @@ impl Hierarchy {
     pub(super) fn take_out(&mut self, on: Parent, ids: &[FunctionId], effects: &mut Vec<Effect>) -> Vec<(FunctionId, Shared)> {
         let mut gone = Vec::new();
         for id in ids {
-            if let Some(shared) = self.endpoint(*id) {
-                lock(shared).detach();
-                gone.push((*id, Shared::clone(shared)));
-            }
+            gone.extend(self.end_life(*id).map(|function| (*id, function)));
         }
         let nothing =
             |(function, _): &(FunctionId, Shared)| reach::Wanted { function: *function, bars: Vec::new(), bus_master: false };

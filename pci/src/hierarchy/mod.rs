@@ -271,12 +271,10 @@ impl Hierarchy {
         endpoints.collect()
     }
 
-    /// Ends every endpoint's life in the machine.
+    /// Ends every endpoint's life in the machine. What their hardware is to do is left to [`Hierarchy::take_under_reset`].
     pub fn detach(&mut self) {
-        for node in self.nodes.values() {
-            if let What::Endpoint(shared) = &node.what {
-                lock(shared).detach();
-            }
+        for id in self.ids() {
+            self.end_life(id);
         }
     }
 

@@ -1,19 +1,22 @@
 //! Keeps what resets leave to do until nobody waits for it: hardware takes 100 ms and more for one.
 
+use std::sync::Arc;
+
 use super::{Hierarchy, lock};
 use crate::function::{FunctionId, ResetWork, Shared};
 
-/// A function whose registers were reset and whose hardware is to follow.
+/// A function whose registers were reset, or which has left, and whose hardware is to follow.
 pub struct UnderReset {
     function: Shared,
-    work: ResetWork,
+    work: Arc<dyn ResetWork>,
 }
 
 impl UnderReset {
-    /// Has the hardware reset, for as long as that takes, and lets the function answer again. The caller holds no lock.
+    /// Has the hardware reset, for as long as that takes, and lets the function answer again unless it has left. The caller holds
+    /// no lock.
     pub fn run(self) {
-        (self.work)();
-        lock(&self.function).end_reset();
+        self.work.run();
+        lock(&self.function).end_reset(&self.work);
     }
 }
 
@@ -29,11 +32,19 @@ impl Hierarchy {
         let work = lock(&function).take_reset();
         self.under_reset.extend(work.map(|work| UnderReset { function, work }));
     }
+
+    /// Ends the life of endpoint `id` in the machine. Returns it.
+    pub(super) fn end_life(&mut self, id: FunctionId) -> Option<Shared> {
+        let function = self.endpoint(id).map(Shared::clone)?;
+        lock(&function).detach();
+        self.note_reset(id);
+        Some(function)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     use super::*;
     use crate::caps;
@@ -42,18 +53,38 @@ mod tests {
     use crate::link::Link;
     use crate::seams::MsiPort;
     use crate::testing::{FakeEndpoint, FakeMsi, dword};
-    use crate::topology::tests::{endpoint, roomy, root_port, topology};
+    use crate::topology::tests::{endpoint, hot, kept, roomy, root_port, topology};
+    use crate::topology::{Plan, Removal};
 
     #[test]
-    fn hardware_under_reset_answers_nothing_and_keeps_nobody_waiting() {
-        let nodes = vec![root_port("rp0", "rc0"), endpoint("a", "rp0", &[]), root_port("rp1", "rc0"), endpoint("b", "rp1", &[])];
+    fn hardware_of_what_leaves_is_reset_when_nobody_waits() {
+        let (mut tree, plan) = tree();
+        let mut effects = Vec::new();
+        tree.start(&mut effects);
+        let a = plan.by_name("a").unwrap();
+        assert_eq!(tree.unplug(plan.by_name("rp0").unwrap().id, &mut effects).unwrap().len(), 1);
+        let under_reset = tree.take_under_reset();
+        assert_eq!((under_reset.len(), dword(&mut tree, a.at.bdf, 0)), (1, u32::MAX));
+        under_reset.into_iter().for_each(UnderReset::run);
+        tree.detach();
+        assert_eq!(tree.take_under_reset().len(), 1, "`b`, with the machine");
+    }
+
+    fn tree() -> (Hierarchy, Plan) {
+        let hot_port = hot(root_port("rp0", "rc0"), kept(1 << 20, 1 << 20, 1), Removal::Surprise);
+        let nodes = vec![hot_port, endpoint("a", "rp0", &[]), root_port("rp1", "rc0"), endpoint("b", "rp1", &[])];
         let plan = topology(nodes).plan(&roomy()).unwrap();
         let ids = Ids { vendor: 0x1234, device: 1, ..Ids::default() };
         let spec = EmulatedSpec { ids, on: Attachment::Link(Link::default()), flr: true, ..EmulatedSpec::default() };
         let msi: Arc<dyn MsiPort> = Arc::new(FakeMsi::default());
         let make =
             |_: &_| -> Result<Shared, EmulatedError> { Ok(Arc::new(Mutex::new(FakeEndpoint::new(&spec)?.with_hardware()))) };
-        let mut tree = Hierarchy::build(&plan, &msi, make).unwrap();
+        (Hierarchy::build(&plan, &msi, make).unwrap(), plan)
+    }
+
+    #[test]
+    fn hardware_under_reset_answers_nothing_and_keeps_nobody_waiting() {
+        let (mut tree, plan) = tree();
         let mut effects = Vec::new();
         tree.start(&mut effects);
         let [a, b, port] = ["a", "b", "rp0"].map(|name| plan.by_name(name).unwrap().at.bdf);

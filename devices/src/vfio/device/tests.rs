@@ -51,8 +51,8 @@ impl Bench {
     /// As the machine does after a write that asked for a reset.
     fn finish_reset(&mut self) {
         if let Some(work) = self.function.take_reset() {
-            work();
-            self.function.end_reset();
+            work.run();
+            self.function.end_reset(&work);
         }
     }
 
@@ -381,24 +381,58 @@ fn nothing_answers_while_the_hardware_is_under_reset() {
     // Another processor asks for one as well.
     bench.function.reset(ResetKind::Hot);
     let second = bench.function.take_reset().unwrap();
-    first();
-    second();
-    bench.function.end_reset();
+    first.run();
+    second.run();
+    bench.function.end_reset(&first);
     assert_eq!((bench.device.resets(), bench.read(0), bench.read(4) & 7), (1, 0x2330_10DE, 0));
-    bench.function.end_reset();
+    bench.function.end_reset(&second);
     assert!(bench.function.take_reset().is_none());
     assert_eq!((bench.device.command(), bench.device.attached(IrqKind::Intx)), (3, vec![0]));
 }
 
 #[test]
-fn a_reset_that_has_not_begun_is_called_off_when_the_function_leaves() {
+fn who_shared_a_reset_does_not_end_the_one_after_it() {
+    let mut bench = bench(FakeDevice::gpu());
+    bench.function.reset(ResetKind::Function);
+    let first = bench.function.take_reset().unwrap();
+    bench.function.reset(ResetKind::Hot);
+    let second = bench.function.take_reset().unwrap();
+    first.run();
+    bench.function.end_reset(&first);
+    bench.function.reset(ResetKind::Function);
+    let third = bench.function.take_reset().unwrap();
+    second.run();
+    bench.function.end_reset(&second);
+    assert_eq!((bench.device.resets(), bench.read(0)), (1, u32::MAX), "the third has not run");
+    third.run();
+    bench.function.end_reset(&third);
+    assert_eq!((bench.device.resets(), bench.read(0)), (2, 0x2330_10DE));
+    assert_eq!((bench.device.command(), bench.device.attached(IrqKind::Intx)), (3, vec![0]));
+}
+
+#[test]
+fn a_function_that_leaves_is_quiet_at_once_and_leaves_its_reset_to_who_can_wait() {
+    let mut bench = bench(FakeDevice::gpu());
+    bench.write_half(4, 0x0006);
+    bench.function.detach();
+    assert_eq!((bench.read(0), bench.device.command(), bench.device.resets()), (u32::MAX, 3, 0));
+    bench.finish_reset();
+    assert_eq!((bench.read(0), bench.device.resets()), (u32::MAX, 1));
+    assert!(bench.device.attached(IrqKind::Intx).is_empty(), "it gets no interrupts back");
+    assert!(bench.function.take_reset().is_none());
+}
+
+#[test]
+fn a_function_that_leaves_under_reset_is_reset_once() {
     let mut bench = bench(FakeDevice::gpu());
     bench.function.reset(ResetKind::Hot);
     let work = bench.function.take_reset().unwrap();
     bench.function.detach();
-    work();
-    bench.function.end_reset();
+    bench.finish_reset();
+    work.run();
+    bench.function.end_reset(&work);
     assert_eq!((bench.device.resets(), bench.read(0)), (1, u32::MAX));
+    assert!(bench.device.attached(IrqKind::Intx).is_empty());
 }
 
 #[test]

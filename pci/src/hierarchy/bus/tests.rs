@@ -211,3 +211,14 @@ fn a_reset_gives_what_was_added_addresses_beside_its_neighbours() {
     assert_eq!(places.len(), 5);
     assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= MIB), "{places:x?}");
 }
+
+#[test]
+fn a_bridge_whose_bus_lost_one_device_of_several_is_programmed_for_the_others() {
+    let mut rig = Rig::new();
+    let bridge = rig.on("bridge");
+    rig.add(bridge, at(2), one(mem32(MIB))).unwrap();
+    assert_eq!(rig.tree.unplug_from_bus(bridge, 2, &mut rig.effects).len(), 1);
+    rig.tree.program();
+    let at = rig.plan.by_name("bridge").unwrap().at.bdf;
+    assert_eq!(dword(&mut rig.tree, at, 4) & 2, 2, "memory of `cold` passes");
+}
