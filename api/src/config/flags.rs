@@ -23,7 +23,21 @@ pub struct Flag {
 impl Flag {
     /// Reads `text` as a `T`. `T`'s own rules apply after those of the form.
     pub fn parse<T: DeserializeOwned>(self, text: &str) -> Result<T, FlagError> {
-        split(text, self.first)
+        self.read(split(text, self.first))
+    }
+
+    /// As [`Flag::parse`]. What `text` does not say is as in `base`, which is of the same form.
+    pub fn parse_over<T: DeserializeOwned>(self, text: &str, base: &str) -> Result<T, FlagError> {
+        self.read(split(text, self.first).and_then(|said| {
+            let mut items = split(base, self.first)?;
+            items.retain(|(key, _)| said.iter().all(|(other, _)| other != key));
+            items.extend(said);
+            Ok(items)
+        }))
+    }
+
+    fn read<T: DeserializeOwned>(self, items: Result<Vec<Pair>, FlagProblem>) -> Result<T, FlagError> {
+        items
             .and_then(|items| T::deserialize(Items { items: items.into_iter(), value: None }))
             .map_err(|problem| FlagError { flag: self.name, problem })
     }

@@ -206,11 +206,20 @@ choice!(
     }
 );
 
+const FLAG: Flag = Flag { name: "--pcie", first: "topology" };
+
 impl FromStr for PcieConfig {
     type Err = FlagError;
 
     fn from_str(text: &str) -> Result<Self, FlagError> {
-        Flag { name: "--pcie", first: "topology" }.parse(text)
+        FLAG.parse(text)
+    }
+}
+
+impl PcieConfig {
+    /// This, but for what `text` says, which has the form of the flag.
+    pub fn with(&self, text: &str) -> Result<Self, FlagError> {
+        FLAG.parse_over(text, &self.to_string())
     }
 }
 
@@ -286,6 +295,22 @@ mod tests {
             let config: PcieConfig = text.parse().unwrap();
             assert_eq!(config.to_string().parse(), Ok(config), "{text}");
         }
+    }
+
+    #[test]
+    fn what_a_text_does_not_say_is_kept() {
+        let base: PcieConfig = "host,root-ports=4,root-hot-plug=on,cold-removal=on,bus0-free=16,mirror=off".parse().unwrap();
+        for (text, whole) in [
+            ("flat", "flat,root-ports=4,root-hot-plug=on,cold-removal=on,bus0-free=16,mirror=off"),
+            ("root_ports=0,cold-removal=off,mirror=on", "host,root-hot-plug=on,bus0-free=16"),
+            (
+                "switches=2,switch-ports=3",
+                "host,root-ports=4,switches=2,switch-ports=3,root-hot-plug=on,cold-removal=on,bus0-free=16,mirror=off",
+            ),
+        ] {
+            assert_eq!(base.with(text), whole.parse(), "{text}");
+        }
+        assert!(base.with("").is_err() && base.with("root-ports=1,root_ports=2").is_err());
     }
 
     #[test]

@@ -169,7 +169,7 @@ struct PlatformBody {
     _iommu_address_width: Option<u8>,
 }
 
-/// The body of vm.create. What it cannot say, such as the policy for ports, is taken from `base`.
+/// The body of vm.create. What it cannot say, and what its text for the hierarchy does not, is taken from `base`.
 pub fn create(body: &[u8], base: &VmConfig, notes: &Notes) -> Result<VmConfig, ApiError> {
     let body: Body = read(WHAT, body, notes)?;
     body.refuse_unsupported(notes)?;
@@ -212,7 +212,7 @@ pub fn create(body: &[u8], base: &VmConfig, notes: &Notes) -> Result<VmConfig, A
         config.numa = memory_nodes(numa)?;
     }
     if let Some(pcie) = body.banyan {
-        config.pcie = pcie.parse().map_err(|error: FlagError| bad(WHAT, &error.to_string()))?;
+        config.pcie = base.pcie.with(&pcie).map_err(|error: FlagError| bad(WHAT, &error.to_string()))?;
     }
     Ok(config)
 }

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use super::json::{Notes, bad, read};
 use super::{add_disk, add_net, add_vsock, create, disk_body, info, net_body, vsock_body};
 use crate::config::{
-    CpuConfig, DeviceConfig, DiskConfig, NetConfig, Payload, PortConfig, RootComplexConfig, TopologyConfig, VmConfig, VsockConfig,
+    CpuConfig, DeviceConfig, DiskConfig, NetConfig, Payload, PcieConfig, PortConfig, RootComplexConfig, TopologyConfig, VmConfig,
+    VsockConfig,
 };
 use crate::error::ApiError;
 
@@ -142,7 +143,12 @@ impl Machine {
         let own = value.as_object_mut().and_then(|map| map.remove(KEY));
         let own = own.ok_or_else(|| bad(WHAT, &format!("key `{KEY}` is missing: it is not from a snapshot of Banyan")))?;
         let own: Body = read(WHAT, &super::json::ascii(&own), notes)?;
-        let mut config = create(&super::json::ascii(&value), base, notes)?;
+        let mut base = base.clone();
+        if value.get("banyan").is_some_and(Value::is_string) {
+            // It leaves out what is as by default, not what is as in `base`.
+            base.pcie = PcieConfig::default();
+        }
+        let mut config = create(&super::json::ascii(&value), &base, notes)?;
         config.cpus.kvm_signature = text::<CpuConfig>(&own.cpus)?.kvm_signature;
         config.devices = own.devices.iter().map(|device| text(device)).collect::<Result<_, _>>()?;
         config.debug_exit = own.debug_exit;
@@ -255,7 +261,10 @@ mod tests {
     fn a_machine_is_read_as_it_was_written() {
         let machine = machine();
         let text = super::super::json::ascii(&machine.to_json());
-        assert_eq!(Machine::from_json(&text, &VmConfig::default(), &Notes::default()).unwrap(), machine);
+        for pcie in [PcieConfig::default(), "flat,root-ports=4,root-hot-plug=on,cold-removal=on".parse().unwrap()] {
+            let base = VmConfig { pcie, ..VmConfig::default() };
+            assert_eq!(Machine::from_json(&text, &base, &Notes::default()).unwrap(), machine, "{pcie}");
+        }
     }
 
     #[test]

@@ -141,6 +141,8 @@ fn what_the_body_cannot_say_is_taken_from_the_process() {
     let base = VmConfig { pcie, debug_exit: true, ..VmConfig::default() };
     let config = create(br#"{"payload":{"kernel":"/k"}}"#, &base, &Notes::default()).unwrap();
     assert_eq!((config.pcie, config.debug_exit), (pcie, true));
+    let with_text = create(br#"{"payload":{"kernel":"/k"},"banyan":"root-ports=2"}"#, &base, &Notes::default()).unwrap();
+    assert_eq!(with_text.pcie, PcieConfig { root_ports: 2, ..pcie });
     assert_eq!(config.serial, OutputConfig::Off, "a machine that says nothing of its serial port does not write to the terminal");
 }
 
