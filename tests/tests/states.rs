@@ -37,7 +37,7 @@ const TABLE: [Row; 19] = [
     ("PUT vm.add-device", r#"{"banyan":"stub,id=a"}"#,
         [(404, ""), (204, "created"), (200, "running"), (200, "paused"), (204, "created")]),
     ("PUT vm.remove-device", r#"{"id":"nobody"}"#,
-        [(404, ""), (405, "created"), (404, "running"), (404, "paused"), (405, "created")]),
+        [(404, ""), (404, "created"), (404, "running"), (404, "paused"), (404, "created")]),
     ("PUT vm.inject-error", r#"{"at":"nobody","error":"completion-timeout"}"#,
         [(404, ""), (405, "created"), (404, "running"), (404, "paused"), (405, "created")]),
     ("PUT vm.snapshot", r#"{"destination_url":"NOWHERE"}"#,
