@@ -39,6 +39,36 @@ fn the_hierarchy_and_the_ports_of_devices_come_from_the_file() {
 }
 
 #[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn memory_nodes_come_from_the_file_unless_the_client_says_them() {
+    let body = |memory: u64, more: &str| {
+        let kernel = image("echo.elf");
+        format!(
+            r#"{{"payload":{{"kernel":"{kernel}"}},"cpus":{{"boot_vcpus":1,"max_vcpus":2}},"memory":{{"size":{memory}}}{more}}}"#
+        )
+    };
+    let server = Server::with_policy("[numa]\nhost-nodes = [0]\n");
+    let shown = || server.expect("GET vm.info", "", 200);
+    for (memory, more, nodes) in [
+        (256 << 20, "", r#""numa":["id=0,cpus=0-1,memory=256M,host-node=0"]"#),
+        (256 << 20, r#","numa":["id=0,cpus=0-1,memory=256M"]"#, r#""numa":["id=0,cpus=0-1,memory=256M"]"#),
+    ] {
+        server.expect("PUT vm.create", &body(memory, more), 204);
+        assert!(shown().contains(nodes), "{nodes}: {}", shown());
+        server.expect("PUT vm.boot", "", 204);
+        server.expect("PUT vm.delete", "", 204);
+    }
+    let refused = server.expect("PUT vm.create", &body(64 << 20, ""), 400);
+    assert!(refused.contains("[numa] host-nodes") && refused.contains("give it 128M for each"), "{refused}");
+    server.shuts_down();
+
+    let server = Server::with_policy("[numa]\nhost-nodes = [0, 4000]\n");
+    let refused = server.expect("PUT vm.create", &body(256 << 20, ""), 400);
+    assert!(refused.contains("`[numa] host-nodes` of the operator's file names node 4000, the host has"), "{refused}");
+    server.shuts_down();
+}
+
+#[test]
 fn the_file_can_be_checked_and_shown() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
@@ -50,6 +80,13 @@ fn the_file_can_be_checked_and_shown() {
         .expect_output(&["[guest] reset              exit", "answer-after        6 s"]);
     fs::write(&file, "[guest]\nreset = \"maybe\"\n").unwrap();
     banyan(&["config", "check", &name]).expect_code(1);
+    fs::write(&file, "[numa]\nhost-nodes = [0]\n").unwrap();
+    banyan(&["config", "check", &name]).expect_code(0);
+    banyan(&["config", "show", &name]).expect_code(0).expect_output(&["[numa] host-nodes          0 (bind, vCPUs pinned)"]);
+    for (nodes, part) in [("[0, 0]", "names node 0 twice"), ("[0, 4000]", "names node 4000, the host has")] {
+        fs::write(&file, format!("[numa]\nhost-nodes = {nodes}\n")).unwrap();
+        banyan(&["config", "check", &name]).expect_code(1).expect_error(&["[numa] host-nodes", part]);
+    }
 }
 
 #[test]

@@ -4,11 +4,13 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use api::config::{Policy, PolicyError};
+use api::config::{HostNodes, Policy, PolicyError, VmConfig};
 use thiserror::Error;
 
 use crate::cli::ConfigCommand;
 use crate::files;
+use crate::host::{SYSFS, memory_nodes};
+use crate::numa::{self, SpreadError};
 use crate::print::print;
 use crate::run::{self, RunError};
 
@@ -62,7 +64,9 @@ pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), LoadError
         ConfigCommand::Check { file } => {
             let Source { policy, file } = found(file)?;
             let refused = |source| LoadError::Machine { file: name(&file), source: Box::new(source) };
-            run::plan_without_devices(&policy.base()).map_err(refused)?;
+            let base = policy.base();
+            run::plan_without_devices(&base).map_err(refused)?;
+            check_nodes(&policy.numa, &base).map_err(|source| LoadError::Nodes { file: name(&file), source })?;
             format!("{}: fine\n", name(&file))
         }
         ConfigCommand::Show { file } => {
@@ -71,6 +75,15 @@ pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), LoadError
         }
     };
     print(out, &text).map_err(LoadError::Print)
+}
+
+/// Whether the host has the nodes, and any machine can.
+fn check_nodes(nodes: &HostNodes, base: &VmConfig) -> Result<(), SpreadError> {
+    if nodes.nodes.is_empty() {
+        return Ok(());
+    }
+    let config = numa::smallest(nodes, base).unwrap_or_else(|| base.clone());
+    numa::spread(nodes, &config, &memory_nodes::scan(Path::new(SYSFS))).map(|_| ())
 }
 
 /// A policy that is not known.
@@ -96,6 +109,15 @@ pub enum LoadError {
         /// Why.
         #[source]
         source: Box<RunError>,
+    },
+    /// Memory nodes that no machine can have on this host.
+    #[error("{file}: no machine can have its memory nodes")]
+    Nodes {
+        /// The file.
+        file: String,
+        /// Why.
+        #[source]
+        source: SpreadError,
     },
     /// Standard output.
     #[error("cannot write to standard output")]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use api::channel::{Inbox, channel};
 use api::command::{Command, Reply};
-use api::config::{Policy, ResetPolicy, VmConfig};
+use api::config::{NumaConfig, Policy, ResetPolicy, VmConfig};
 use api::error::{ApiError, ErrorKind};
 use api::events::Event;
 use api::http::{Limits, ServeError as ServerError, Server};
@@ -22,15 +22,18 @@ use crate::arrivals::Arrivals;
 use crate::cli::RunOptions;
 use crate::driver::End;
 use crate::groundwork::{GroundworkError, TICK};
+use crate::host::{SYSFS, memory_nodes};
 use crate::hotplug::HotPlugError;
 use crate::listing;
 use crate::machine;
+use crate::numa;
 use crate::own_files::{self, Beside};
 use crate::policy;
 use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
 use crate::snapshot::Snapshot;
+use crate::spec::SpecError;
 use crate::vcpu::Named;
 use crate::waiting::{Boot, Waiting};
 use crate::working_set;
@@ -349,7 +352,19 @@ impl State<'_> {
         let policy = self.policy.as_ref().map_err(Clone::clone)?;
         self.check_beside(&config)?;
         config.devices.iter_mut().for_each(|device| policy.complete(device));
-        let vm = Waiting::new(config, None, Instant::now()).map_err(|error| ApiError::from_error(kind(&error), &error))?;
+        let spread = config.numa == NumaConfig::Off && !policy.numa.nodes.is_empty();
+        if spread {
+            let known = memory_nodes::scan(Path::new(SYSFS));
+            config.numa = numa::spread(&policy.numa, &config, &known)
+                .map_err(|error| ApiError::from_error(ErrorKind::BadRequest, &error))?;
+        }
+        let vm = Waiting::new(config, None, Instant::now()).map_err(|error| {
+            let why = ApiError::from_error(kind(&error), &error);
+            match error {
+                RunError::Spec(SpecError::Numa(_)) if spread => why.within(numa::SPREAD),
+                _ => why,
+            }
+        })?;
         self.vm = Some(vm);
         self.publish(Phase::Created);
         Ok(())

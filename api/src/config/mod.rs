@@ -45,7 +45,7 @@ pub use output::OutputConfig;
 pub use pcie::{
     Cf8, CliquePolicy, ColdPlugPort, GpuOrder, HotPlugPorts, NvlinkError, NvlinkMode, PcieConfig, Removal, TopologyPolicy,
 };
-pub use policy::{DevicePolicy, HotPlugPlace, Policy, PolicyError, ResetPolicy};
+pub use policy::{DevicePolicy, HostNodes, HotPlugPlace, Policy, PolicyError, ResetPolicy};
 pub use rate_limit::{RateLimit, TokenBucket};
 pub use rng::RngConfig;
 pub use size::{Size, SizeError};

@@ -18,6 +18,9 @@
 //! prefault-threads = 8
 //! premap = true
 //!
+//! [numa]
+//! host-nodes = [0, 1]             # policy = "bind", pin = true
+//!
 //! [guest]
 //! reset = "exit"                  # exit or reboot
 //!
@@ -29,6 +32,7 @@
 //! on = "port0"                    # clique = 0, clique-any-vendor = true
 //! ```
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,6 +44,7 @@ use super::cdi::CdiMistakes;
 use super::device::{CliqueId, DeviceConfig, DeviceKind};
 use super::flags::choice;
 use super::memory::HugePageSize;
+use super::numa::{MemoryPolicy, NumaPlacement};
 use super::pcie::PcieConfig;
 use super::topology::line;
 use super::vm::VmConfig;
@@ -61,6 +66,8 @@ pub struct Policy {
     pub prefault_threads: Option<std::num::NonZeroU16>,
     /// Memory is touched from the start on, in the background, for devices of the host that may come later.
     pub premap: bool,
+    /// Memory nodes of guests, where vm.create does not say them.
+    pub numa: HostNodes,
     /// What follows a guest's reset.
     pub reset: ResetPolicy,
     /// When vm.boot is answered at the latest, counted from vm.create: memory may still be on its way to the guest then.
@@ -79,6 +86,7 @@ impl Default for Policy {
             hugepage_size: None,
             prefault_threads: None,
             premap: false,
+            numa: HostNodes::default(),
             reset: ResetPolicy::default(),
             answer_after: Duration::from_secs(ANSWER_AFTER),
             devices: Vec::new(),
@@ -117,6 +125,15 @@ choice!(
     }
 );
 
+/// `[numa]`: nodes of the host that each give a guest one memory node.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HostNodes {
+    /// Their numbers, in the order of the guest's nodes and each once. Empty leaves guests without memory nodes.
+    pub nodes: Vec<u32>,
+    /// How each is used.
+    pub placement: NumaPlacement,
+}
+
 /// What is particular to a function of the host. A request that says the same stands above it, a CDI file below.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -144,6 +161,7 @@ struct File {
     hot_plug: HotPlug,
     cdi: Cdi,
     memory: Memory,
+    numa: Numa,
     guest: Guest,
     boot: Boot,
     device: Vec<DevicePolicy>,
@@ -167,6 +185,14 @@ struct Memory {
     hugepage_size: Option<Page>,
     prefault_threads: Option<std::num::NonZeroU16>,
     premap: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Numa {
+    host_nodes: Vec<u32>,
+    policy: Option<MemoryPolicy>,
+    pin: Option<bool>,
 }
 
 choice!(
@@ -195,6 +221,21 @@ impl Default for Boot {
 /// Longest wait that makes sense: no client is known to be more patient.
 const LONGEST: u64 = 3600;
 
+impl Numa {
+    /// What it says, or why it cannot be.
+    fn read(self) -> Result<HostNodes, String> {
+        let mut seen = BTreeSet::new();
+        if let Some(node) = self.host_nodes.iter().find(|node| !seen.insert(**node)) {
+            return Err(format!("[numa] host-nodes names node {node} twice; name each node of the host once"));
+        }
+        if self.host_nodes.is_empty() && (self.policy.is_some() || self.pin.is_some()) {
+            return Err("[numa] policy and pin have no effect without host-nodes; add it".to_owned());
+        }
+        let placement = NumaPlacement { policy: self.policy.unwrap_or_default(), pin: self.pin.unwrap_or(true) };
+        Ok(HostNodes { nodes: self.host_nodes, placement })
+    }
+}
+
 impl Policy {
     /// Reads the text of the file `name`, which appears in errors only.
     pub fn parse(name: &str, text: &str) -> Result<Self, PolicyError> {
@@ -206,6 +247,7 @@ impl Policy {
         if file.boot.answer_after > LONGEST {
             return Err(wrong(1, format!("[boot] answer-after is {}; give 0 to {LONGEST} seconds", file.boot.answer_after)));
         }
+        let numa = file.numa.read().map_err(|what| wrong(1, what))?;
         for (index, device) in file.device.iter().enumerate() {
             if file.device.iter().take(index).any(|earlier| earlier.host == device.host) {
                 return Err(wrong(1, format!("two [[device]] tables are for {}; keep one", device.host)));
@@ -221,6 +263,7 @@ impl Policy {
             }),
             prefault_threads: file.memory.prefault_threads,
             premap: file.memory.premap,
+            numa,
             reset: file.guest.reset,
             answer_after: Duration::from_secs(file.boot.answer_after),
             devices: file.device,
@@ -258,6 +301,18 @@ impl Policy {
     }
 }
 
+impl fmt::Display for HostNodes {
+    /// `0, 1 (bind, vCPUs pinned)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.nodes.is_empty() {
+            return f.write_str("none");
+        }
+        let nodes = self.nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        let pinned = if self.placement.pin { ", vCPUs pinned" } else { "" };
+        write!(f, "{nodes} ({}{pinned})", self.placement.policy)
+    }
+}
+
 impl fmt::Display for Policy {
     /// For people: one setting on a line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -272,6 +327,7 @@ impl fmt::Display for Policy {
             ("[memory] hugepage-size", huge),
             ("[memory] prefault-threads", threads),
             ("[memory] premap", self.premap.to_string()),
+            ("[numa] host-nodes", self.numa.to_string()),
             ("[guest] reset", self.reset.to_string()),
             ("[boot] answer-after", format!("{} s", self.answer_after.as_secs())),
         ] {
@@ -318,6 +374,9 @@ mod tests {
         hugepage-size = "1G"
         prefault-threads = 8
         premap = true
+        [numa]
+        host-nodes = [1, 0]
+        policy = "preferred"
         [guest]
         reset = "reboot"
         [boot]
@@ -338,8 +397,12 @@ mod tests {
         assert_eq!(base.cdi_mistakes, CdiMistakes::Warn);
         assert_eq!((base.cdi_dirs, base.memory.hugepages), (vec!["/etc/cdi".into()], Some(HugePageSize::OneGib)));
         assert!(policy.premap && !Policy::default().premap);
+        assert_eq!(policy.numa.nodes, [1, 0]);
+        assert_eq!(policy.numa.placement, NumaPlacement { policy: MemoryPolicy::Preferred, pin: true });
         let shown = policy.to_string();
-        for part in ["reset              reboot", "1G", "[[device]] 0000:41:00.0", "on port0 clique 2"] {
+        for part in
+            ["reset              reboot", "1G", "[[device]] 0000:41:00.0", "on port0 clique 2", "1, 0 (preferred, vCPUs pinned)"]
+        {
             assert!(shown.contains(part), "{shown}");
         }
     }
@@ -385,6 +448,11 @@ mod tests {
             ("[[device]]\nhost = \"41:00.0\"\nclique = 16", "cliques are 0 to 15"),
             ("[[device]]\nhost = \"41:00.0\"\n[[device]]\nhost = \"0000:41:00.0\"", "two [[device]] tables are for 0000:41:00.0"),
             ("[memory]\nhugepage-size = \"4M\"", "line 2"),
+            ("[numa]\nhost-nodes = [0, 1, 0]", "[numa] host-nodes names node 0 twice"),
+            ("[numa]\nhost-nodes = [-1]", "line 2"),
+            ("[numa]\nhost-nodes = 1", "line 2"),
+            ("[numa]\npin = false", "no effect without host-nodes"),
+            ("[numa]\nhost-nodes = [0]\npolicy = \"loose\"", "line 3"),
             ("= nothing", "line 1"),
         ] {
             let error = Policy::parse("c.toml", text).unwrap_err().to_string();

@@ -41,8 +41,12 @@ The file holds for machines that clients of the HTTP API create (banyan --api-so
   [memory]    hugepage-size = \"2M\" | \"1G\" for clients that ask for huge pages
               and name no size; prefault-threads = N; premap = true: memory is
               touched in the background from the start on [default: false]
+  [numa]      host-nodes = [0, 1]: machines that say no `numa` get a memory
+              node for each of these nodes of the host, with equal parts of
+              memory and vCPUs [default: none]; policy = \"bind\" |
+              \"preferred\" and pin = true | false as for `banyan run --numa`
   [guest]     reset = \"reboot\" | \"exit\": what follows a guest's reset
-              [default: reboot]
+              [default: exit]
   [boot]      answer-after = SECONDS: vm.boot is answered by then, counted from
               vm.create, even if memory is still being prepared [default: 6]
   [[device]]  host = \"0000:41:00.0\"; on = \"PORT\", clique = 0 to 15,

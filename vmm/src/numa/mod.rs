@@ -16,8 +16,10 @@ use crate::resize;
 use crate::spec::Host;
 
 mod roots;
+mod spread;
 
 pub use roots::place_roots;
+pub use spread::{SPREAD, SpreadError, smallest, spread};
 
 /// Within a node (ACPI 6.5 5.2.17).
 const LOCAL: u8 = 10;
