@@ -277,6 +277,7 @@ impl Mapper {
 
     /// Carries out the effects of one write. Call with the hierarchy's lock held, so that writes take effect in order.
     pub fn apply(&mut self, effects: &[Effect]) {
+        self.place_mirrors(effects);
         for effect in effects {
             match *effect {
                 Effect::Map { function, bar, at } => self.map((function, bar), at),
@@ -288,11 +289,7 @@ impl Mapper {
                         slot_events.tell(port, event);
                     }
                 }
-                Effect::Mirror { function, on } => {
-                    if let Some(mirrors) = &mut self.mirrors {
-                        mirrors.place(function, on);
-                    }
-                }
+                Effect::Mirror { .. } => {}
                 Effect::BusMaster { function, on } => {
                     if let Some(endpoint) = self.endpoints.get(&function) {
                         endpoint.bus_master.store(on, Ordering::Release);
@@ -300,9 +297,20 @@ impl Mapper {
                 }
             }
         }
-        if let Some(mirrors) = &mut self.mirrors
-            && effects.iter().any(|effect| matches!(effect, Effect::Mirror { .. }))
-        {
+    }
+
+    /// Before all else: a slot that is set behind a doorbell waits until KVM has done away with what it kept of the doorbells before,
+    /// which takes milliseconds at a start. Mirrors and BARs are never at one place.
+    fn place_mirrors(&mut self, effects: &[Effect]) {
+        let Some(mirrors) = &mut self.mirrors else { return };
+        let mut changed = false;
+        for effect in effects {
+            if let Effect::Mirror { function, on } = *effect {
+                mirrors.place(function, on);
+                changed = true;
+            }
+        }
+        if changed {
             mirrors.settle(&mut self.slots);
         }
     }
