@@ -179,6 +179,9 @@ impl Machine {
         for (id, endpoint) in endpoints {
             mapper.add(id, endpoint);
         }
+        if config.pcie.root_hot_plug {
+            hierarchy.open_root_bus(0);
+        }
         if config.pcie.mirror && vm.has_read_only_memory() {
             let mirrors = Mirrors::new(plan.ecam_addresses(), plan.functions_to_come(&config.pcie))?;
             hierarchy.mirror(|id| mirrors.page(id));

@@ -7,7 +7,7 @@ use super::fit;
 use super::hotplug::{Newcomer, PlugError};
 use super::{Hierarchy, What, lock};
 use crate::address::{Bdf, Devfn, Sbdf};
-use crate::bar::ROM;
+use crate::bar::{PORTS, ROM};
 use crate::effect::Effect;
 use crate::function::{FunctionId, Shared};
 use crate::port::Port;
@@ -73,14 +73,28 @@ impl Hierarchy {
         self.nodes.keys().filter_map(|id| self.bus(Parent::Port(*id)))
     }
 
-    /// Whether a device with these `functions` finds addresses on the bus on `on`. On a root bus the guest has all of the root
-    /// complex's.
+    /// Whether a device with these `functions` finds addresses on the bus on `on`: on a root bus those of the root complex that
+    /// neither devices there nor windows of ports have.
     pub fn check_bus_fit(&self, on: Parent, functions: &[EndpointSpec]) -> Result<(), PlugError> {
-        let Parent::Port(id) = on else { return Ok(()) };
-        let (node, port) = self.hot_port(id)?;
         let mut needs: Vec<_> = functions.iter().map(|spec| fit::needs(spec, true)).collect();
+        let id = match on {
+            Parent::Port(id) => id,
+            Parent::RootComplex(index) => {
+                let root = self.roots.get(index).ok_or(PlugError::NoBus)?;
+                let windows: Vec<Window> = root.windows.iter().filter(|window| window.base < PORTS).copied().collect();
+                let (mut taken, unassigned) = self.siblings(on, &windows, When::Now);
+                taken.extend(self.windows_below(on));
+                needs.push(unassigned);
+                return fit::place_on_root(&windows, &taken, &needs).map(drop).map_err(|missing| PlugError::NoRoomOnRoot {
+                    root: root.name.clone(),
+                    missing,
+                    ports: self.hot_plug_ports(),
+                });
+            }
+        };
+        let (node, port) = self.hot_port(id)?;
         let windows = super::hotplug::usable(port);
-        let (taken, unassigned) = self.siblings(on, windows, When::Now);
+        let (taken, unassigned) = self.siblings(on, &both(windows), When::Now);
         needs.push(unassigned);
         fit::place(windows, &taken, &needs).map(drop).map_err(|missing| PlugError::NoRoom {
             port: node.name.clone(),
@@ -110,7 +124,7 @@ impl Hierarchy {
             Parent::RootComplex(_) => None,
             Parent::Port(port) => {
                 let windows = self.hot_port(port)?.1.planned().windows;
-                let (taken, _) = self.siblings(on, windows, When::AfterReset);
+                let (taken, _) = self.siblings(on, &both(windows), When::AfterReset);
                 let needs: Vec<_> = specs.iter().map(|spec| fit::needs(spec, true)).collect();
                 fit::place(windows, &taken, &needs).ok()
             }
@@ -165,12 +179,18 @@ impl Hierarchy {
         }
     }
 
+    /// Windows of the ports on a bus.
+    fn windows_below(&self, on: Parent) -> impl Iterator<Item = Window> + '_ {
+        self.children(on).iter().filter_map(|id| self.nodes.get(id)).flat_map(|node| match &node.what {
+            What::Port(port) => both(super::hotplug::usable(port)),
+            What::Endpoint(_) => Vec::new(),
+        })
+    }
+
     /// What the devices on a bus have of `windows`, and what of theirs has no address there.
-    fn siblings(&self, on: Parent, windows: Windows, when: When) -> (Vec<Window>, fit::Needs) {
+    fn siblings(&self, on: Parent, windows: &[Window], when: When) -> (Vec<Window>, fit::Needs) {
         let (mut taken, mut unassigned) = (Vec::new(), Vec::new());
-        let inside = |at: u64, size: u64| {
-            [windows.memory, windows.prefetchable].into_iter().flatten().any(|window| window.contains(at, size))
-        };
+        let inside = |at: u64, size: u64| windows.iter().any(|window| window.contains(at, size));
         for node in self.children(on).iter().filter_map(|id| self.nodes.get(id)) {
             let What::Endpoint(shared) = &node.what else { continue };
             let function = lock(shared);
@@ -192,6 +212,10 @@ impl Hierarchy {
         }
         (taken, unassigned)
     }
+}
+
+fn both(windows: Windows) -> Vec<Window> {
+    windows.memory.into_iter().chain(windows.prefetchable).collect()
 }
 
 #[cfg(test)]

@@ -4,17 +4,41 @@
 use std::cmp::Reverse;
 use std::fmt;
 
-use crate::bar::{BarKind, Size};
+use crate::bar::{BarKind, BarSpec, Size};
 use crate::topology::{EndpointSpec, Free, Need, Resource, Window, Windows};
 
 /// No two BARs share a page, so that each can be mapped by itself.
 const PAGE: u64 = 4096;
 
-/// What a window lacks.
+/// Where a device finds addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Space {
+    /// The memory window of a bridge.
+    Memory,
+    /// The prefetchable window of a bridge.
+    Prefetchable,
+    /// What a root complex has below 4 GiB.
+    Low,
+    /// What a root complex has above 4 GiB.
+    High,
+}
+
+impl Space {
+    const fn noun(self) -> &'static str {
+        match self {
+            Self::Memory => "memory window",
+            Self::Prefetchable => "prefetchable window",
+            Self::Low => "memory below 4 GiB",
+            Self::High => "memory above 4 GiB",
+        }
+    }
+}
+
+/// What a bus lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Missing {
-    /// Whether it is the prefetchable window; else it is the memory window.
-    pub prefetchable: bool,
+    /// Where.
+    pub of: Space,
     /// Bytes that the window would have to have, gaps for alignment included.
     pub needed: u64,
     /// Bytes that it has, in one piece.
@@ -28,11 +52,11 @@ pub struct Shortfall(pub Vec<Missing>);
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, missing) in self.0.iter().enumerate() {
-            let window = if missing.prefetchable { "prefetchable window" } else { "memory window" };
             let (needed, there) = (Size(missing.needed), Size(missing.there));
             let lack = Size(missing.needed.saturating_sub(missing.there));
             let comma = if index == 0 { "" } else { ", and " };
-            write!(f, "{comma}its {window} lacks {lack} ({needed} needed, {there} there)")?;
+            let space = missing.of.noun();
+            write!(f, "{comma}its {space} lacks {lack} ({needed} needed, {there} there)")?;
         }
         Ok(())
     }
@@ -67,27 +91,39 @@ impl Places {
     }
 }
 
-/// What takes memory: function, resource, bytes, whether the prefetchable window is for it.
+/// What takes memory: function, resource, bytes, whether it goes to the second of two spaces first.
 #[derive(Clone, Copy)]
 struct Item {
     function: usize,
     what: Resource,
     size: u64,
     align: u64,
-    prefetchable: bool,
+    second: bool,
 }
 
 /// Lays what `functions` need into `windows`, beside what is `taken` there. 64-bit prefetchable BARs that find no room in their
 /// own window take the memory window, as in Linux.
 pub(super) fn place(windows: Windows, taken: &[Window], functions: &[Needs]) -> Result<Vec<Places>, Shortfall> {
-    let items = items(functions);
-    let (low, high) = (gaps(windows.memory, taken), gaps(windows.prefetchable, taken));
-    let (mut memory, mut prefetchable) = (Free::new(low.clone()), Free::new(high.clone()));
-    let mut places = vec![Places::default(); functions.len()];
-    for item in &items {
-        let own = if item.prefetchable { prefetchable.take(item.size, item.align) } else { None };
-        let Some(at) = own.or_else(|| memory.take(item.size, item.align)) else {
-            return Err(shortfall(&low, &high, &items));
+    let items = items(functions, |bar| bar.kind == BarKind::Memory64 && bar.prefetchable);
+    let (memory, prefetchable) = (gaps(windows.memory, taken), gaps(windows.prefetchable, taken));
+    lay([(Space::Memory, memory), (Space::Prefetchable, prefetchable)], &items, functions.len())
+}
+
+/// As [`place`], into `windows` of a root complex: memory, of which guests keep none for prefetchable BARs.
+pub(super) fn place_on_root(windows: &[Window], taken: &[Window], functions: &[Needs]) -> Result<Vec<Places>, Shortfall> {
+    let items = items(functions, |bar| bar.kind == BarKind::Memory64);
+    let (low, high): (Vec<Window>, Vec<Window>) = windows.iter().partition(|window| window.limit <= u64::from(u32::MAX));
+    let left = |windows: Vec<Window>| windows.into_iter().flat_map(|window| gaps(Some(window), taken)).collect();
+    lay([(Space::Low, left(low)), (Space::High, left(high))], &items, functions.len())
+}
+
+fn lay(spaces: [(Space, Vec<Window>); 2], items: &[Item], functions: usize) -> Result<Vec<Places>, Shortfall> {
+    let [mut first, mut second] = spaces.each_ref().map(|(_, gaps)| Free::new(gaps.clone()));
+    let mut places = vec![Places::default(); functions];
+    for item in items {
+        let own = if item.second { second.take(item.size, item.align) } else { None };
+        let Some(at) = own.or_else(|| first.take(item.size, item.align)) else {
+            return Err(shortfall(&spaces, items));
         };
         if let Some(places) = places.get_mut(item.function) {
             places.set(item.what, at);
@@ -97,7 +133,7 @@ pub(super) fn place(windows: Windows, taken: &[Window], functions: &[Needs]) -> 
 }
 
 /// Memory, the largest alignment first.
-fn items(functions: &[Needs]) -> Vec<Item> {
+fn items(functions: &[Needs], second: impl Fn(&BarSpec) -> bool) -> Vec<Item> {
     let mut items = Vec::new();
     for (function, needs) in functions.iter().enumerate() {
         let memory = needs.iter().filter(|(_, need)| need.each.is_memory());
@@ -107,7 +143,7 @@ fn items(functions: &[Needs]) -> Vec<Item> {
             // What 64 bits cannot say fits nowhere.
             size: need.size().map_or(u64::MAX, |size| size.max(PAGE)),
             align: need.each.size.max(PAGE),
-            prefetchable: need.each.kind == BarKind::Memory64 && need.each.prefetchable,
+            second: second(&need.each),
         }));
     }
     items.sort_by_key(|item| (Reverse(item.align), Reverse(item.size)));
@@ -131,24 +167,23 @@ fn gaps(window: Option<Window>, taken: &[Window]) -> Vec<Window> {
     gaps
 }
 
-/// Holds what each window should take against the largest piece that it has.
-fn shortfall(low: &[Window], high: &[Window], items: &[Item]) -> Shortfall {
-    let missing = [(false, low), (true, high)].map(|(prefetchable, gaps)| {
+/// Holds what each space should take against the largest piece that it has.
+fn shortfall(spaces: &[(Space, Vec<Window>); 2], items: &[Item]) -> Shortfall {
+    let missing = [false, true].into_iter().zip(spaces).map(|(second, (of, gaps))| {
         let largest = gaps.iter().max_by_key(|gap| gap.len());
         let (base, there) = largest.map_or((0, 0), |gap| (gap.base, gap.len()));
         let mut open = Free::new(vec![Window { base, limit: u64::MAX }]);
-        let of_window = items.iter().filter(|item| item.prefetchable == prefetchable);
+        let of_window = items.iter().filter(|item| item.second == second);
         let ends = of_window.map(|item| open.take(item.size, item.align).and_then(|at| at.checked_add(item.size)));
         let needed = ends.map(|end| end.map_or(u64::MAX, |end| end - base)).max().unwrap_or(0);
-        Missing { prefetchable, needed, there }
+        Missing { of: *of, needed, there }
     });
-    Shortfall(missing.into_iter().filter(|missing| missing.needed > missing.there).collect())
+    Shortfall(missing.filter(|missing| missing.needed > missing.there).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bar::BarSpec;
     use crate::sriov::SriovSpec;
 
     const MIB: u64 = 1 << 20;
@@ -170,7 +205,7 @@ mod tests {
 
     fn missing(windows: Windows, functions: &[[Option<BarSpec>; 6]]) -> Vec<(bool, u64, u64)> {
         let Shortfall(missing) = place(windows, &[], &bars(functions)).unwrap_err();
-        missing.iter().map(|missing| (missing.prefetchable, missing.needed / MIB, missing.there / MIB)).collect()
+        missing.iter().map(|missing| (missing.of == Space::Prefetchable, missing.needed / MIB, missing.there / MIB)).collect()
     }
 
     #[test]
@@ -230,7 +265,7 @@ mod tests {
     fn the_rom_and_the_bars_of_virtual_functions_count() {
         let of = |conventional| [needs(&with_more(), conventional)];
         let Shortfall(missing) = place(BOTH, &[], &of(false)).unwrap_err();
-        assert_eq!(missing, [Missing { prefetchable: true, needed: 320 * MIB, there: 256 * MIB }]);
+        assert_eq!(missing, [Missing { of: Space::Prefetchable, needed: 320 * MIB, there: 256 * MIB }]);
         let places = place(BOTH, &[], &of(true)).unwrap();
         assert_eq!(places, [Places { rom: Some(MEMORY.base), ..Places::default() }], "a conventional bus shows none of them");
         let large = Windows { prefetchable: Some(Window { base: 1 << 40, limit: (1 << 41) - 1 }), ..BOTH };
@@ -246,11 +281,7 @@ mod tests {
         let places = place(BOTH, &taken, &bars(&[one, one])).unwrap();
         assert_eq!(places.iter().map(|place| place.bars[0]).collect::<Vec<_>>(), [Some(at(4, 4).base), Some(at(12, 4).base)]);
         let Shortfall(missing) = place(BOTH, &taken, &bars(&[[mem32(8 * MIB), None, None, None, None, None]])).unwrap_err();
-        assert_eq!(
-            missing,
-            [Missing { prefetchable: false, needed: 15 * MIB, there: 7 * MIB }],
-            "the largest gap starts at 9 MiB"
-        );
+        assert_eq!(missing, [Missing { of: Space::Memory, needed: 15 * MIB, there: 7 * MIB }], "the largest gap starts at 9 MiB");
         assert_eq!(gaps(Some(MEMORY), &[at(0, 16)]), []);
         assert_eq!(gaps(Some(MEMORY), &[at(15, 1), Window { base: 0, limit: at(1, 1).limit }]), [at(2, 13)]);
     }

@@ -101,8 +101,13 @@ impl fmt::Display for PortList {
         }
         for (index, bus) in self.1.iter().enumerate() {
             let comma = if index == 0 && self.0.is_empty() { "" } else { ", " };
-            let (free, noun) = (bus.free().count(), PortKind::PciBridge.noun());
-            write!(f, "{comma}{noun} `{}` has {free} of {} device numbers free", bus.name, bus.numbers)?;
+            // Software takes number 0 of a root bus for the host bridge.
+            let (noun, least) = match bus.on {
+                Parent::RootComplex(_) => ("root bus of", 1),
+                Parent::Port(_) => (PortKind::PciBridge.noun(), 0),
+            };
+            let (free, of) = (bus.free().filter(|number| *number >= least).count(), bus.numbers.saturating_sub(least));
+            write!(f, "{comma}{noun} `{}` has {free} of {of} device numbers free", bus.name)?;
         }
         Ok(())
     }
@@ -416,6 +421,18 @@ pub enum PlugError {
     NoRoom {
         /// Which.
         port: Name,
+        /// What is missing.
+        missing: Shortfall,
+        /// What there is.
+        ports: PortList,
+    },
+    /// BARs for which the root complex has no addresses left.
+    #[error(
+        "the device does not fit on the root bus of `{root}`: {missing}; remove a device there, or take a hot-plug port that keeps enough; {ports}"
+    )]
+    NoRoomOnRoot {
+        /// Whose bus.
+        root: Name,
         /// What is missing.
         missing: Shortfall,
         /// What there is.

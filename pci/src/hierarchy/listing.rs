@@ -140,7 +140,9 @@ impl Hierarchy {
     /// Hot-plug ports, for messages.
     #[must_use]
     pub fn hot_plug_ports(&self) -> PortList {
-        PortList(self.ports().filter(|port| port.removal.is_some()).collect(), self.conventional_buses().collect())
+        let open = self.roots.iter().enumerate().filter(|(_, root)| root.takes_devices);
+        let roots = open.filter_map(|(index, _)| self.bus(Parent::RootComplex(index)));
+        PortList(self.ports().filter(|port| port.removal.is_some()).collect(), roots.chain(self.conventional_buses()).collect())
     }
 
     /// Device and function numbers from the root bus down to a function; empty for one that is not there.

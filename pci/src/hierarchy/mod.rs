@@ -35,7 +35,7 @@ use crate::seams::{MsiPort, Workers};
 use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, PlannedRootComplex, PortKind, Window};
 
 pub use bus::BusInfo;
-pub use fit::{Missing, Shortfall};
+pub use fit::{Missing, Shortfall, Space};
 pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
 pub use inject::{InjectError, Injected, Silence};
 pub use listing::{EndpointInfo, FunctionInfo, RootComplexInfo};
@@ -71,6 +71,8 @@ struct Root {
     buses: BusRange,
     /// Where its BARs can be; ports from [`PORTS`] on.
     windows: Vec<Window>,
+    /// Messages name it as a place for devices.
+    takes_devices: bool,
     children: Vec<FunctionId>,
 }
 
@@ -107,6 +109,7 @@ impl Hierarchy {
             node: root.node,
             buses: root.buses,
             windows: root.mem32.iter().chain(&root.mem64).copied().chain(ports(root)).collect(),
+            takes_devices: false,
             children: Vec::new(),
         });
         let mut hierarchy = Self {
@@ -154,6 +157,14 @@ impl Hierarchy {
         }
         hierarchy.program();
         Ok(hierarchy)
+    }
+
+    /// Messages name the bus of root complex `root` as a place for devices from here on. How a guest learns of them is the
+    /// caller's business.
+    pub fn open_root_bus(&mut self, root: usize) {
+        if let Some(root) = self.roots.get_mut(root) {
+            root.takes_devices = true;
+        }
     }
 
     /// Makes everything reachable that the programmed state lets through. Call once before the guest runs.

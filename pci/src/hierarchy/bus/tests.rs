@@ -140,6 +140,39 @@ fn the_mirror_of_a_newcomer_is_in_place_while_the_newcomer_is_there() {
 }
 
 #[test]
+fn case_b2_a_device_for_which_the_root_complex_has_no_addresses_left_is_refused_with_what_is_missing() {
+    let (mut rig, root) = (Rig::new(), Parent::RootComplex(0));
+    rig.tree.open_root_bus(0);
+    // 1.5 GiB are below 4 GiB, of which ports keep 5 MiB.
+    let whole = 2 << 30;
+    let error = rig.add(root, at(5), one(mem32(whole))).unwrap_err().to_string();
+    for part in [
+        "does not fit on the root bus of `rc0`: its memory below 4 GiB lacks",
+        "needed, 1531M there); remove a device there",
+        "root bus of `rc0` has 30 of 31 device numbers free",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    // What ports keep is not the root bus's, what is free of a window is, and what neighbours will take counts.
+    let mut size = whole;
+    while rig.tree.check_bus_fit(root, &[spec(one(mem32(size)))]).is_err() {
+        size /= 2;
+    }
+    rig.add(root, at(5), one(mem32(size))).unwrap();
+    let mut more = 0;
+    while rig.add(root, at(6 + more), one(mem32(size))).is_ok() {
+        more += 1;
+    }
+    assert!(u64::from(more) < whole / size, "{more} of {size:#x}");
+    rig.tree.unplug_from_bus(root, 5, &mut Vec::new());
+    rig.add(root, at(5), one(mem32(size))).unwrap();
+    let error = rig.tree.check_bus_fit(root, &[spec(one(mem64(1 << 62)))]).unwrap_err().to_string();
+    assert!(error.contains("its memory above 4 GiB lacks"), "{error}");
+    // Guests put 64-bit BARs above 4 GiB, prefetchable or not.
+    rig.add(root, at(30), one(BarSpec { prefetchable: false, ..mem64(whole) })).unwrap();
+}
+
+#[test]
 fn a_conventional_bus_takes_devices_at_the_numbers_that_it_has() {
     let mut rig = Rig::new();
     let bridge = rig.on("bridge");
