@@ -47,6 +47,8 @@ const NOTE: Duration = Duration::from_secs(10);
 /// The devices of a running machine.
 pub struct HotPlug {
     endpoints: BTreeMap<Name, Endpoint>,
+    /// Devices that hang on no hot-plug port leave, too, as far as there are registers.
+    cold_removal: bool,
     leaving: Vec<Leaving>,
     coming: ComingDevices,
     changes: Changes,
@@ -78,8 +80,8 @@ enum Stage {
 }
 
 impl HotPlug {
-    /// The devices of a machine that starts as `spec` says, and then had these `changes`.
-    pub fn new(spec: &Spec, changes: Changes) -> io::Result<Self> {
+    /// The devices of a machine that starts as `spec` says, with or without cold removal, and then had these `changes`.
+    pub fn new(spec: &Spec, cold_removal: bool, changes: Changes) -> io::Result<Self> {
         let mut endpoints = spec.endpoints.clone();
         endpoints.retain(|name, _| !changes.has_left(name));
         let added = changes.added().iter().flat_map(|added| &added.functions);
@@ -87,6 +89,7 @@ impl HotPlug {
         let coming = ComingDevices::new()?;
         Ok(Self {
             endpoints,
+            cold_removal,
             leaving: Vec::new(),
             coming,
             changes,
@@ -275,7 +278,9 @@ impl HotPlug {
         }
         let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
         let port = ports.into_iter().find(|port| port.occupants.iter().any(|(_, occupant)| *occupant == name));
-        let port = port.filter(|port| port.removal.is_some()).ok_or_else(|| HotPlugError::Fixed { name: name.clone() })?;
+        let port = port
+            .filter(|port| port.removal.is_some())
+            .ok_or_else(|| HotPlugError::Fixed { name: name.clone(), cold_removal: self.cold_removal })?;
         let names: Vec<Name> = port.occupants.into_iter().map(|(_, name)| name).collect();
         if port.removal == Some(Removal::Surprise) {
             return self.take_out(machine, names, port.id, None, now);

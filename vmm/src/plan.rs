@@ -167,6 +167,31 @@ impl MachinePlan {
         buses
     }
 
+    /// Functions of the device of which the endpoint `name` is function 0, without that one: they leave with it.
+    #[must_use]
+    pub fn companions(&self, name: &str) -> BTreeSet<&str> {
+        // Below a link there is one device, whose functions can have the numbers of several.
+        let is_link = |on: Parent| match on {
+            Parent::RootComplex(_) => false,
+            Parent::Port(id) => self.pci.functions.iter().any(|function| match &function.kind {
+                PlannedKind::Port(port) => function.id == id && port.spec.kind.has_link_below(),
+                PlannedKind::Endpoint(_) => false,
+            }),
+        };
+        let Some(first) = self.pci.by_name(name).filter(|first| matches!(first.kind, PlannedKind::Endpoint(_))) else {
+            return BTreeSet::new();
+        };
+        let (is_link, number) = (is_link(first.on), first.at.bdf.devfn());
+        if number.function() != 0 || (is_link && number.device() != 0) {
+            return BTreeSet::new();
+        }
+        let belongs = |other: &&PlannedFunction| {
+            let same = is_link || other.at.bdf.devfn().device() == number.device();
+            same && other.on == first.on && other.id != first.id && matches!(other.kind, PlannedKind::Endpoint(_))
+        };
+        self.pci.functions.iter().filter(belongs).map(|function| function.name.0.as_str()).collect()
+    }
+
     /// Numbers from the root bus down to the bus on `on`, and the root complex.
     fn way_to(&self, on: Parent) -> Option<(Vec<Devfn>, usize)> {
         match on {

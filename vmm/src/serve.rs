@@ -17,7 +17,7 @@ use pci::topology::Name;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
-use crate::additions;
+use crate::additions::{self, Taken};
 use crate::arrivals::Arrivals;
 use crate::cli::RunOptions;
 use crate::driver::End;
@@ -284,9 +284,11 @@ impl State<'_> {
     fn remove(&mut self, id: &str) -> Result<(), ApiError> {
         let Some(vm) = &mut self.vm else { return Err(ApiError::no_vm()) };
         let name = Name::from(id);
-        let config = additions::without(&vm.config, id).ok_or_else(|| match vm.blueprint.spec.endpoints.get(&name) {
-            Some(_) => HotPlugError::Kept { name: name.clone() }.for_client(),
-            None => HotPlugError::Unknown { name: name.clone() }.for_client(),
+        let config = additions::without(&vm.config, &vm.blueprint.config, &vm.blueprint.plan, id).ok_or_else(|| {
+            match vm.blueprint.spec.endpoints.get(&name) {
+                Some(_) => HotPlugError::Kept { name: name.clone() }.for_client(),
+                None => HotPlugError::Unknown { name: name.clone() }.for_client(),
+            }
         })?;
         let before = Arc::clone(&vm.blueprint);
         vm.change(config).map_err(|error| ApiError::from_error(kind(&error), &error))?;
@@ -306,7 +308,10 @@ impl State<'_> {
                 ErrorKind::WrongState,
                 "the virtual machine's memory is being prepared: wait until vm.info shows no progress any more",
             ),
-            Some(vm) => match (additions::check(&command, &vm.config), additions::apply(&command, &vm.config)) {
+            Some(vm) => match (
+                additions::check(&command, &vm.config),
+                additions::apply(&command, &vm.config, Taken::of(&vm.blueprint.config, &vm.blueprint.spec)),
+            ) {
                 (Err(error), _) => ApiError::from_error(error.kind(), &error),
                 (Ok(()), Some(config)) => match self.check_beside(&config) {
                     Ok(()) => return self.add(command, config),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use api::command::Reply;
 use api::config::VmConfig;
 use api::info::Progress;
+use devices::complaints::chain;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::backends::Backends;
@@ -88,15 +89,34 @@ impl Waiting {
     /// Changes what it is to be. Nothing changes if that cannot be.
     pub fn change(&mut self, config: VmConfig) -> Result<(), RunError> {
         let blueprint = self.blueprint.changed(&config)?;
-        self.backends.open_all(&blueprint.spec)?;
-        let moved = blueprint.needs() != self.blueprint.needs();
-        (self.config, self.blueprint) = (config, Arc::new(blueprint));
-        if moved {
-            // Host functions are open for one holder only.
-            self.ground = Ground::None;
-            self.begin(Instant::now())?;
+        let outcome = match self.backends.open_all(&blueprint.spec) {
+            Ok(()) => self.become_it(config, blueprint),
+            Err(error) => Err(error.into()),
+        };
+        if outcome.is_err() {
+            self.backends.close_others(&self.blueprint.spec);
         }
-        Ok(())
+        outcome
+    }
+
+    fn become_it(&mut self, config: VmConfig, blueprint: Blueprint) -> Result<(), RunError> {
+        let moved = blueprint.needs() != self.blueprint.needs();
+        let config = std::mem::replace(&mut self.config, config);
+        let blueprint = std::mem::replace(&mut self.blueprint, Arc::new(blueprint));
+        if !moved {
+            return Ok(());
+        }
+        // Host functions are open for one holder only.
+        self.ground = Ground::None;
+        let outcome = self.begin(Instant::now());
+        if outcome.is_err() {
+            (self.config, self.blueprint) = (config, blueprint);
+            if let Err(error) = self.begin(Instant::now()) {
+                // Which is tried again at the start.
+                log::warn!("the ground of the machine is not laid again: {}", chain(&error));
+            }
+        }
+        outcome
     }
 
     /// Begins to lay the ground if nobody has, or if that failed.
@@ -191,4 +211,27 @@ fn lay(vm: Vm, blueprint: &Blueprint) -> Result<Ground, RunError> {
         return Ok(Ground::Laid(Box::new((ground, None))));
     }
     Ok(Ground::Laying(Preparation::start(ground.work(), move |work| ground.lay(work).map(|()| (ground, None)))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+    fn a_change_for_which_no_ground_can_be_laid_leaves_the_machine_as_it_was() {
+        let config = VmConfig { memory: "64M".parse().unwrap(), ..VmConfig::default() };
+        let mut vm = Waiting::new(config.clone(), None, Instant::now()).unwrap();
+        // As far as the plan goes it can be, and no host keeps so many pages ready.
+        let more = VmConfig {
+            memory: "size=32G,hugepages=1G".parse().unwrap(),
+            devices: vec!["stub,id=new".parse().unwrap()],
+            ..config.clone()
+        };
+        vm.blueprint.changed(&more).unwrap();
+        vm.change(more).unwrap_err();
+        assert_eq!(vm.config, config);
+        assert!(!vm.blueprint.spec.endpoints.keys().any(|name| name.0 == "new"));
+        assert!(matches!(vm.ground, Ground::Laid(_) | Ground::Laying(_)));
+    }
 }

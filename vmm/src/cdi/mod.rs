@@ -19,6 +19,7 @@ use thiserror::Error;
 use crate::host::tree::HostTree;
 use crate::host::{self, SYSFS};
 use load::{HostFunction, Library, LoadError};
+use parse::VfioNode;
 use resolve::{ResolveError, Resolver};
 
 /// What the user should know beside the configuration.
@@ -33,6 +34,16 @@ pub fn apply(config: &VmConfig) -> Result<(VmConfig, Notes), CdiError> {
 pub fn apply_in(tree: &HostTree, config: &VmConfig) -> Result<(VmConfig, Notes), CdiError> {
     let library = Library::load(&config.cdi_dirs, true, config.cdi_mistakes)?;
     apply_library(&library, &load::recorded(tree), config)
+}
+
+/// Whether a device can stand for several: those of a CDI name, and of the node of an IOMMU group.
+#[must_use]
+pub fn may_be_several(kind: &DeviceKind) -> bool {
+    match kind {
+        DeviceKind::Cdi(_) => true,
+        DeviceKind::Vfio(vfio) => vfio.path.to_str().and_then(VfioNode::from_path).is_some(),
+        DeviceKind::Stub(_) => false,
+    }
 }
 
 fn apply_below(sysfs: &Path, config: &VmConfig) -> Result<(VmConfig, Notes), CdiError> {

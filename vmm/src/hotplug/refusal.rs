@@ -169,11 +169,17 @@ pub enum HotPlugError {
     },
     /// No slot that it could leave.
     #[error(
-        "device {name} hangs on no hot-plug port and stays until the machine ends: start the machine with --pcie cold-removal=on"
+        "device {name} hangs on no hot-plug port and stays until the machine ends: {advice}",
+        advice = match cold_removal {
+            false => "start the machine with --pcie cold-removal=on",
+            true => "cold removal cannot take it, for a port is of the same device or too many others can leave; give it a hot-plug port (`on=`)",
+        }
     )]
     Fixed {
         /// The name.
         name: Name,
+        /// The machine was started with cold removal.
+        cold_removal: bool,
     },
     /// No port of that name.
     #[error("there is no port {wanted}; {ports}")]
@@ -255,6 +261,13 @@ impl HotPlugError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_stays_gets_no_advice_that_was_followed_already() {
+        let told = |cold_removal| HotPlugError::Fixed { name: Name::from("a"), cold_removal }.to_string();
+        assert!(told(false).contains("start the machine with --pcie cold-removal=on"), "{}", told(false));
+        assert!(!told(true).contains("cold-removal=on") && told(true).contains("hot-plug port (`on=`)"), "{}", told(true));
+    }
 
     #[test]
     fn a_name_of_the_wrong_form_is_the_clients_mistake_and_a_place_that_is_taken_a_conflict() {

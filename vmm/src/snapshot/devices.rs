@@ -79,7 +79,7 @@ pub fn changes(machine: &Machine) -> Result<(Changes, VmConfig), SnapshotError> 
     // First: one that came may have the name of one that left.
     changes.remove(&machine.left.iter().map(|name| Name::from(name.as_str())).collect::<Vec<_>>());
     if !machine.left.is_empty() {
-        additions::name_all(&mut shown);
+        additions::name_all(&mut shown, None);
     }
     additions::forget(&mut shown, |id| machine.left.iter().all(|left| left != id));
     for added in &machine.added {
