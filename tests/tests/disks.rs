@@ -59,6 +59,15 @@ fn what_was_written_is_read_back_whole_however_many_requests_are_under_way() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn disks_behind_ports_of_their_own_work_as_those_on_the_root_bus_do() {
+    let ports = ["--pcie", "virtio=ports"];
+    let few = accesses(&drive(2, "", &ports, "requests=10"));
+    let many = accesses(&drive(2, "", &ports, "requests=1010"));
+    assert_eq!(few, many, "doorbells below ports cost no exit either");
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn without_ioeventfd_a_request_costs_one_exit() {
     let off = ["--pcie", "ioeventfd=off"];
     let few = accesses(&drive(1, "", &off, "requests=10"));

@@ -69,6 +69,43 @@ fn memory_nodes_come_from_the_file_unless_the_client_says_them() {
 }
 
 #[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn where_virtio_devices_live_comes_from_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk.img");
+    fs::write(&disk, [0; 4096]).unwrap();
+    let more = format!(
+        r#","disks":[{{"path":"{}","id":"root","image_type":"Raw"}}],"rng":{{"src":"/dev/urandom"}},"devices":[{{"banyan":"stub,id=a"}}]"#,
+        disk.display()
+    );
+    for (policy, places) in [
+        ("", ["root 0000:00:00.0", "rng0 0000:00:01.0", "a 0000:01:00.0"]),
+        ("[pcie]\nvirtio = \"bus0\"\n", ["root 0000:00:00.0", "rng0 0000:00:01.0", "a 0000:01:00.0"]),
+        ("[pcie]\nvirtio = \"ports\"\n", ["root 0000:01:00.0", "rng0 0000:02:00.0", "a 0000:03:00.0"]),
+    ] {
+        let server = Server::with_policy(policy);
+        let (status, reply) = server.create(&image("echo.elf"), &more);
+        assert_eq!(status, 204, "{reply}");
+        // The same before the start and after it.
+        for boots in [true, false] {
+            let info = server.expect("GET vm.info", "", 200);
+            assert_eq!(info.contains("virtio=ports"), policy.contains("ports"), "{info}");
+            for place in places {
+                let (name, at) = place.split_once(' ').unwrap();
+                let entry = info.split_once(&format!(r#""{name}":{{"#)).map(|(_, rest)| rest.split("},").next().unwrap());
+                assert!(entry.is_some_and(|entry| entry.contains(at)), "{policy}: {place}: {info}");
+            }
+            if boots {
+                server.expect("PUT vm.boot", "", 204);
+            }
+        }
+        server.shuts_down();
+    }
+    let (status, reply) = Server::with_policy("[pcie]\nvirtio = \"port\"\n").create("/nonexistent", "");
+    assert!(status == 400 && reply.contains("config.toml, line 2") && reply.contains("ports"), "{status} {reply}");
+}
+
+#[test]
 fn the_file_can_be_checked_and_shown() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
@@ -78,6 +115,9 @@ fn the_file_can_be_checked_and_shown() {
     banyan(&["config", "show", &name])
         .expect_code(0)
         .expect_output(&["[guest] reset              exit", "answer-after        6 s"]);
+    fs::write(&file, "[pcie]\nvirtio = \"ports\"\n").unwrap();
+    banyan(&["config", "check", &name]).expect_code(0).expect_output(&["config.toml: fine"]);
+    banyan(&["config", "show", &name]).expect_code(0).expect_output(&["virtio=ports"]);
     fs::write(&file, "[guest]\nreset = \"maybe\"\n").unwrap();
     banyan(&["config", "check", &name]).expect_code(1);
     fs::write(&file, "[numa]\nhost-nodes = [0]\n").unwrap();

@@ -1,5 +1,5 @@
 //! Decides what devices hang on whose place nobody gives and that copy no host: a root port each, a downstream port of a
-//! switch each, a conventional bus together, or the root bus. Pure.
+//! switch each, a conventional bus together, or the root bus; and the same for Banyan's own devices. Pure.
 //!
 //! Functions of one host device that go to the same kind of bus stay functions of one device. A device with a function
 //! number above 0 is a function of the device before it.
@@ -38,6 +38,17 @@ pub struct Loose {
     pub port: ColdPlugPort,
     /// Root complex that it is to be below.
     pub root: Name,
+}
+
+/// A device of Banyan's own.
+#[derive(Debug, Clone)]
+pub struct Own {
+    /// Its name.
+    pub name: Name,
+    /// What the planner must know of it.
+    pub endpoint: EndpointSpec,
+    /// It hangs on a root port of its own.
+    pub on_port: bool,
 }
 
 /// Functions of one device, with their numbers.
@@ -160,6 +171,21 @@ fn on_root_port(topology: &mut Topology, group: Group) {
     let (link, completers) = (group.link().unwrap_or_default(), first.atomic_completers);
     let port = port(topology, name, &on, device, PortKind::Root, link, completers);
     group.hang(topology, &port, Some(0));
+}
+
+/// Hangs Banyan's own devices before all others, in their order: each on the root complex `root`, or, if it is to be on a port, on a
+/// root port of its own.
+pub fn place_own(topology: &mut Topology, root: &Name, devices: Vec<Own>) {
+    let mut own = Topology::default();
+    for Own { name, endpoint, on_port } in devices {
+        let on = if on_port {
+            port(&mut own, format!("{name}-port"), root, None, PortKind::Root, Link::default(), 0)
+        } else {
+            root.clone()
+        };
+        own.nodes.push(NodeSpec { name, on, place: Place::default(), kind: NodeKind::Endpoint(endpoint) });
+    }
+    topology.nodes.splice(0..0, own.nodes);
 }
 
 /// Makes the ports of the budget, with as many switches as the groups need, and puts each group on a downstream port that is

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use api::config::{
     Attach, ColdPlugPort, DeviceConfig, DeviceKind, GpuOrder as GpuOrderConfig, NumaConfig, PcieConfig, TopologyConfig,
-    TopologyPolicy, VmConfig,
+    TopologyPolicy, VirtioPlace, VmConfig,
 };
 use arch::x86_64::processors::{Processors, ProcessorsError};
 use devices::stub::StubSpec;
@@ -26,7 +26,7 @@ use thiserror::Error;
 use crate::budget::{self, BudgetError};
 use crate::cliques;
 use crate::cmdline;
-use crate::cold_plug::{self, ColdPlugError, Loose};
+use crate::cold_plug::{self, ColdPlugError, Loose, Own};
 use crate::effects::BarAccess;
 use crate::host::tree::HostTree;
 use crate::numa::{self, GuestNuma, NumaError};
@@ -186,7 +186,8 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     spec.place(free, config, cold, host)?;
     spec.topology.spare_numbers = config.pcie.bus0_free.unwrap_or(0);
     spec.numa = numa::resolve(config, host)?;
-    spec.add_own(own_devices(config, spec.numa.as_ref().map_or(1, |numa| numa.nodes.len())));
+    let own = own_devices(config, spec.numa.as_ref().map_or(1, |numa| numa.nodes.len()));
+    spec.add_own(own, config.pcie.virtio);
     spec.attach_stubs()?;
     spec.place_in_nodes(config, host)?;
     let warnings = peers::warnings(config, &spec, host);
@@ -363,15 +364,16 @@ impl Spec {
         self.first_root().cloned().unwrap_or_else(|| Name::from("rc0"))
     }
 
-    /// Banyan's own devices come first on the root bus, in their order.
-    fn add_own(&mut self, devices: Vec<(Name, Endpoint, EndpointSpec)>) {
-        let on = self.root();
-        for (name, device, planned) in devices.into_iter().rev() {
-            let kind = NodeKind::Endpoint(planned);
-            let node = NodeSpec { name: name.clone(), on: on.clone(), place: Place::default(), kind };
-            self.topology.nodes.insert(0, node);
+    /// Banyan's own devices come first on the root bus, in their order; virtio ones on ports of their own, if so wished.
+    fn add_own(&mut self, devices: Vec<(Name, Endpoint, EndpointSpec)>, place: VirtioPlace) {
+        let root = self.root();
+        let mut own = Vec::new();
+        for (name, device, endpoint) in devices {
+            let on_port = place == VirtioPlace::Ports && matches!(device, Endpoint::Virtio(_));
+            own.push(Own { name: name.clone(), endpoint, on_port });
             self.endpoints.insert(name, device);
         }
+        cold_plug::place_own(&mut self.topology, &root, own);
     }
 
     /// What stubs show of their place: a link below a port, none on a root bus, nothing of PCI Express on a conventional bus. Virtual

@@ -44,6 +44,7 @@ pub use numa::{Distance, MemoryPolicy, NumaConfig, NumaFlag, NumaFlagError, Numa
 pub use output::OutputConfig;
 pub use pcie::{
     Cf8, CliquePolicy, ColdPlugPort, GpuOrder, HotPlugPorts, NvlinkError, NvlinkMode, PcieConfig, Removal, TopologyPolicy,
+    VirtioPlace,
 };
 pub use policy::{DevicePolicy, HostNodes, HotPlugPlace, Policy, PolicyError, ResetPolicy};
 pub use rate_limit::{RateLimit, TokenBucket};

@@ -53,6 +53,8 @@ pub struct PcieConfig {
     pub cold_removal: bool,
     /// Device numbers of the first root bus that stay free at the start, for such devices: root ports share numbers if need be.
     pub bus0_free: Option<u8>,
+    /// Where virtio devices of the start hang.
+    pub virtio: VirtioPlace,
 }
 
 impl Default for PcieConfig {
@@ -79,6 +81,7 @@ impl Default for PcieConfig {
             root_hot_plug: false,
             cold_removal: false,
             bus0_free: None,
+            virtio: VirtioPlace::default(),
         }
     }
 }
@@ -112,6 +115,18 @@ choice!(
         BridgePort = "bridge-port",
         /// The root bus.
         NoPort = "no-port",
+    }
+);
+
+choice!(
+    /// `virtio=`.
+    #[derive(Default)]
+    VirtioPlace {
+        /// Device numbers of the first root bus, before all others.
+        #[default]
+        Bus0 = "bus0",
+        /// A root port each, in the same order.
+        Ports = "ports",
     }
 );
 
@@ -257,7 +272,11 @@ impl fmt::Display for PcieConfig {
         }
         pairs.switch("root-hot-plug", self.root_hot_plug, false)?;
         pairs.switch("cold-removal", self.cold_removal, false)?;
-        pairs.optional("bus0-free", self.bus0_free.as_ref().map(|count| count as _))
+        pairs.optional("bus0-free", self.bus0_free.as_ref().map(|count| count as _))?;
+        if self.virtio != VirtioPlace::default() {
+            pairs.pair("virtio", &self.virtio)?;
+        }
+        Ok(())
     }
 }
 
@@ -289,6 +308,7 @@ mod tests {
             "cold_plug=no-port",
             "root-hot-plug=on,bus0-free=16",
             "cold-removal=on",
+            "virtio=ports",
             "host,gpu-order=topology,cliques=root-complex",
             "nvlink=shared",
         ] {

@@ -34,7 +34,8 @@ pub(super) const NOTES: &str = "\
 The file holds for machines that clients of the HTTP API create (banyan --api-socket), not for `banyan run`:
 
   [pcie]      the keys of `banyan run --pcie`, such as topology = \"host\"
-              [with place = \"bus0\": bus0-free = 16]
+              [with place = \"bus0\": bus0-free = 16]; virtio = \"bus0\" |
+              \"ports\" says where virtio devices live [default: bus0]
   [hot-plug]  place = \"bus0\" | \"ports\": where devices go that come while
               the guest runs and name no port [default: bus0]
   [cdi]       dirs = [\"/etc/cdi\", \"/var/run/cdi\"]

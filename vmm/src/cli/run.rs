@@ -242,6 +242,9 @@ pub(super) struct RunArguments {
     ///   bus0-free=N          numbers of the root bus, 0 to 31, that stay free
     ///                        for it at the start: root ports share numbers if
     ///                        need be, other devices do not
+    ///   virtio=bus0|ports    virtio devices of the start are on the root bus,
+    ///                        disks first, or in the same order behind a root
+    ///                        port each [default: bus0]
     #[arg(long, value_name = "KEY=VALUE...", value_parser = keyed::<PcieConfig>, help_heading = PCIE, verbatim_doc_comment)]
     pcie: Option<PcieConfig>,
 

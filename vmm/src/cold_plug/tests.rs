@@ -255,6 +255,72 @@ fn devices_on_a_conventional_bus_share_the_bridges_for_those_that_come() {
     assert_eq!((all.len(), third), (4, vec![(3, 2, 1)]), "its devices leave, and none comes there");
 }
 
+/// A machine with a device of every virtio kind that takes no server, and one given device.
+fn with_own(pcie: &str) -> VmConfig {
+    VmConfig {
+        disks: vec!["/root.img".parse().unwrap(), "/data.img,id=data".parse().unwrap()],
+        nets: vec!["tap0".parse().unwrap()],
+        vsock: Some("cid=3,socket=/v".parse().unwrap()),
+        rng: Some("/dev/urandom".parse().unwrap()),
+        console: "file=/console.txt".parse().unwrap(),
+        balloon: Some("0".parse().unwrap()),
+        watchdog: true,
+        ..config(pcie, &[format!("{GPU},id=gpu0")])
+    }
+}
+
+/// Functions that are no ports, with bus, device and function, in the order of their addresses.
+fn endpoints(config: &VmConfig) -> String {
+    let (_, plan) = planned(config, &Host::default());
+    let of = plan.pci.functions.iter().filter(|function| matches!(function.kind, PlannedKind::Endpoint(_)));
+    let mut all: Vec<_> = of.map(|function| (function.at, function.name.clone())).collect();
+    all.sort();
+    all.iter().map(|(at, name)| format!("{} {name}", at.bdf)).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn virtio_devices_are_on_the_root_bus_or_behind_a_port_each_in_the_same_order() {
+    let on_bus0 = "\
+00:00.0 disk0
+00:01.0 data
+00:02.0 net0
+00:03.0 vsock0
+00:04.0 rng0
+00:05.0 console0
+00:06.0 balloon0
+00:07.0 watchdog0
+01:00.0 gpu0";
+    assert_eq!(endpoints(&with_own("")), on_bus0);
+    assert_eq!(endpoints(&with_own("virtio=bus0")), on_bus0);
+    let on_ports = "\
+00:07.0 watchdog0
+01:00.0 disk0
+02:00.0 data
+03:00.0 net0
+04:00.0 vsock0
+05:00.0 rng0
+06:00.0 console0
+07:00.0 balloon0
+08:00.0 gpu0";
+    assert_eq!(endpoints(&with_own("virtio=ports")), on_ports);
+    let behind = |pcie: &str| {
+        let all = endpoints(&with_own(pcie));
+        all.lines().filter(|line| !line.starts_with("00:")).map(|line| format!("\n{line}")).collect::<String>()
+    };
+    assert_eq!(format!("00:07.0 watchdog0{}", behind("virtio=ports,bus0-free=29")), on_ports, "few numbers: ports share them");
+    assert_eq!(format!("00:07.0 watchdog0{}\n08:00.0 gpu0", behind("flat,virtio=ports")), on_ports, "ports for virtio alone");
+}
+
+#[test]
+fn more_virtio_devices_than_bus_numbers_are_refused_as_given_devices_are() {
+    let refusal = |config: &VmConfig| plan::plan(&spec::spec(config, &Host::default()).unwrap().topology, &LIMITS).unwrap_err();
+    let disks = (0..256).map(|index| format!("/{index}.img").parse().unwrap()).collect();
+    let own = refusal(&VmConfig { disks, ..config("virtio=ports", &[]) }).to_string();
+    let given: Vec<String> = (0..256).map(|index| format!("{NIC},id=d{index}")).collect();
+    assert_eq!(own.replace("disk", "d"), refusal(&config("", &given)).to_string());
+    assert!(own.contains("bus numbers"), "{own}");
+}
+
 mod any_list {
     use std::collections::{BTreeMap, BTreeSet};
 
