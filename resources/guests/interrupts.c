@@ -141,13 +141,25 @@ static void test_intx(struct function *function) {
     interrupt_hook = NULL;
 }
 
+/* Has the port above forward alternative routing-ids, by which functions above 7 are reached (PCIe 6.0, 6.13). */
+static void forward_routing_ids(const struct function *function) {
+    enum { DEVICE_CONTROL_2 = 0x28, ARI_FORWARDING = 1 << 5 };
+    if (function->parent < 0)
+        return;
+    place port = functions[function->parent].at;
+    u32 control = find_capability(port, CAP_EXPRESS) + DEVICE_CONTROL_2;
+    config_write(port, control, 2, config_read(port, control, 2) | ARI_FORWARDING);
+}
+
 /* Enables the virtual functions of a physical one, all of which have a register page, and tests each. Their BARs lie where its
  * SR-IOV capability says (PCIe 6.0, 9.3.3.14). */
-static void test_virtual_functions(place physical) {
+static void test_virtual_functions(const struct function *owner) {
     enum { SRIOV = 0x10, ENABLE = 1, MEMORY = 8 };
+    place physical = owner->at;
     u32 start = find_extended_capability(physical, SRIOV);
     if (!start)
         return;
+    forward_routing_ids(owner);
     u32 count = config_read(physical, start + 0xe, 2), bar = start + 0x24;
     u32 base = config_read(physical, bar, 4);
     config_write(physical, bar, 4, 0xffffffff);
@@ -189,7 +201,7 @@ void guest(void) {
         else
             say("nothing to test at %s\n", place_name(function->at));
         config_write(function->at, COMMAND, 2, DECODE_MEMORY | INTX_OFF);
-        test_virtual_functions(function->at);
+        test_virtual_functions(function);
     }
     require(n, "no stub with a register page");
 }
