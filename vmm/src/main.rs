@@ -12,8 +12,7 @@ use vmm::{cdi, check, ctl, demo, policy, run, serve, topology};
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    // Without it the command asks itself, or says why it cannot.
-    let ahead = cli::starts_a_machine(&arguments).then(CpuidAhead::start).and_then(Result::ok);
+    let ahead = cli::starts_a_machine(&arguments).then(CpuidAhead::start);
     let done = match cli::parse(arguments) {
         Ok(action) => act(action, ahead),
         Err(CliError::Usage(error)) => return usage(&error),

@@ -57,7 +57,7 @@ pub fn run(config: &VmConfig, options: &RunOptions, ahead: Option<CpuidAhead>) -
         return dry_run(config, options);
     }
     let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?.map(Arc::new);
-    let ahead = ahead.map_or_else(CpuidAhead::start, Ok)?;
+    let ahead = ahead.unwrap_or_else(CpuidAhead::start);
     // They start while the machine is planned and built.
     let named = Named::start(0..config.cpus.count).map_err(MachineError::from)?;
     let (blueprint, vm) = Blueprint::new(config, recorded, ahead)?;

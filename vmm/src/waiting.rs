@@ -62,7 +62,7 @@ impl Waiting {
     /// the file or directory `host`, are emulated.
     pub fn new(config: VmConfig, host: Option<&Path>, now: Instant) -> Result<Self, RunError> {
         let recorded = host.map(RecordedHost::read).transpose()?.map(Arc::new);
-        let (blueprint, vm) = Blueprint::new(&config, recorded, CpuidAhead::start()?)?;
+        let (blueprint, vm) = Blueprint::new(&config, recorded, CpuidAhead::start())?;
         let backends = Arc::new(Backends::open(&blueprint.spec)?);
         let ground = lay(vm, &blueprint)?;
         Ok(Self { config, blueprint: Arc::new(blueprint), backends, boot: None, shown: None, ground, since: now })
@@ -70,7 +70,7 @@ impl Waiting {
 
     /// A machine from a snapshot. Opens what it uses, and begins to read its state and RAM.
     pub fn restored(snapshot: Snapshot, now: Instant) -> Result<Self, RunError> {
-        let (blueprint, vm) = Blueprint::new(&snapshot.config, None, CpuidAhead::start()?)?;
+        let (blueprint, vm) = Blueprint::new(&snapshot.config, None, CpuidAhead::start())?;
         let blueprint = Arc::new(blueprint);
         let (config, shown) = (snapshot.config.clone(), Some(snapshot.shown.clone()));
         snapshot.check(&blueprint).map_err(GroundworkError::from)?;
@@ -126,7 +126,7 @@ impl Waiting {
             self.ground = Ground::None;
             // The host may be another than when the machine was created.
             let recorded = self.blueprint.recorded.clone();
-            let (blueprint, vm) = Blueprint::new(&self.config, recorded, CpuidAhead::start()?)?;
+            let (blueprint, vm) = Blueprint::new(&self.config, recorded, CpuidAhead::start())?;
             self.ground = lay(vm, &blueprint)?;
             (self.blueprint, self.since) = (Arc::new(blueprint), now);
         }

@@ -186,9 +186,6 @@ pub enum KvmError {
         /// Capability names.
         what: String,
     },
-    /// The thread that asks for CPUID does not start, or ended.
-    #[error("cannot read the supported CPUID on a thread of its own: the limit of processes or memory is reached (ulimit -u)")]
-    Thread(#[source] io::Error),
     /// A vCPU.
     #[error("cannot create vCPU {id}")]
     Vcpu {
