@@ -83,6 +83,7 @@ fn replies_of_a_machine_with_all_kinds_of_devices_are_described_to_the_last_key(
     ask("PUT vm.create", &rich(folder.path(), [&images[0], &images[1]]), 204);
     ask("GET vm.info", &Value::Null, 200);
     ask("PUT vm.pause", &Value::Null, 405);
+    ask("PUT vm.add-user-device", &json!({"socket": "/s"}), 400);
     ask("PUT vm.boot", &Value::Null, 204);
     let info = ask("GET vm.info", &Value::Null, 200);
     let kinds: Vec<_> = info["device_tree"].as_object().unwrap().values().map(|node| node["kind"].as_str().unwrap()).collect();

@@ -288,10 +288,7 @@ impl<'a, 's> Session<'a, 's> {
             Command::ListDevices { reply } => reply.send(Ok(listing::listing(self.machine, &self.hotplug))),
             Command::InjectError { at, error, reply } => reply.send(inject::inject(self.machine.pci(), &at, &error)),
             Command::Counters { reply } => reply.send(Ok(self.machine.counters().for_client())),
-            other => {
-                let what = format!("{}: this build has no such device", other.name());
-                other.refuse(ApiError::new(ErrorKind::Unsupported, what));
-            }
+            other => other.refuse_unsupported(),
         }
         None
     }

@@ -321,7 +321,7 @@ impl fmt::Display for Policy {
         let huge = self.hugepage_size.map_or("2M".to_owned(), |page| page.size().to_string());
         let threads = self.prefault_threads.map_or("one for each processor, at most 16".to_owned(), |count| count.to_string());
         for (key, value) in [
-            ("[pcie]", self.pcie.to_string()),
+            ("[pcie]", self.base().pcie.to_string()),
             ("[hot-plug] place", self.hot_plug.to_string()),
             ("[cdi] dirs", dirs),
             ("[memory] hugepage-size", huge),
@@ -400,9 +400,15 @@ mod tests {
         assert_eq!(policy.numa.nodes, [1, 0]);
         assert_eq!(policy.numa.placement, NumaPlacement { policy: MemoryPolicy::Preferred, pin: true });
         let shown = policy.to_string();
-        for part in
-            ["reset              reboot", "1G", "[[device]] 0000:41:00.0", "on port0 clique 2", "1, 0 (preferred, vCPUs pinned)"]
-        {
+        for part in [
+            "bus0-free=20",
+            "cold-removal=on",
+            "reset              reboot",
+            "1G",
+            "[[device]] 0000:41:00.0",
+            "on port0 clique 2",
+            "1, 0 (preferred, vCPUs pinned)",
+        ] {
             assert!(shown.contains(part), "{shown}");
         }
     }
@@ -413,6 +419,8 @@ mod tests {
         assert_eq!(Policy::default().reset, ResetPolicy::Exit, "Kata cannot follow a reboot");
         let base = Policy::default().base();
         assert_eq!((base.pcie.root_hot_plug, base.pcie.bus0_free), (true, Some(16)));
+        let shown = Policy::default().to_string();
+        assert!(shown.contains(&base.pcie.to_string()), "what machines have, not what the file says: {shown}");
     }
 
     #[test]

@@ -18,6 +18,7 @@
 
 use pci::caps::clique::{self, Clique, CliqueError, place};
 use pci::caps::express::reg as express;
+use pci::emulated::Attachment;
 use pci::ext_caps::{ExtendedExtent, id as extended};
 use pci::link::{Link, LinkRate};
 use pci::regs::{command, header, status, type0};
@@ -49,6 +50,16 @@ pub enum Placement {
     /// On a conventional bus: no guest expects the PCI Express capability there, and none reaches the extended ones (the
     /// first 256 bytes are all that such a bus carries).
     Conventional,
+}
+
+impl From<Placement> for Attachment {
+    fn from(placement: Placement) -> Self {
+        match placement {
+            Placement::BelowPort(link) => Self::Link(link),
+            Placement::RootBus => Self::RootBus,
+            Placement::Conventional => Self::Conventional,
+        }
+    }
 }
 
 /// What a user can ask for.

@@ -86,6 +86,16 @@ pub struct Start {
     pub crew: Arc<Crew>,
 }
 
+/// Where a function is put.
+pub struct Seat {
+    /// Guest memory.
+    pub memory: Memory,
+    /// Takes its interrupts.
+    pub msi: Arc<dyn MsiPort>,
+    /// What it hangs on, which decides the device type that it shows (PCIe 6.0 7.5.3.2).
+    pub on: Attachment,
+}
+
 impl Start {
     /// Takes out the queue with this number, if the driver set it up.
     pub fn ring(&mut self, index: usize) -> Option<Ring> {
@@ -114,8 +124,9 @@ pub struct VirtioFunction<D: Device> {
 }
 
 impl<D: Device> VirtioFunction<D> {
-    /// The function for `device`, on a root bus. `msi` takes its interrupts.
-    pub fn with_device(device: D, memory: Memory, msi: Arc<dyn MsiPort>) -> Result<Self, VirtioError> {
+    /// The function for `device`.
+    pub fn with_device(device: D, seat: Seat) -> Result<Self, VirtioError> {
+        let Seat { memory, msi, on } = seat;
         let sizes = device.queue_sizes();
         let queues = u16::try_from(sizes.len()).ok().filter(|queues| *queues <= layout::MAX_QUEUES);
         let queues = queues.ok_or(VirtioError::Queues { queues: sizes.len() })?;
@@ -124,7 +135,7 @@ impl<D: Device> VirtioFunction<D> {
         let spec = EmulatedSpec {
             ids: device.kind().ids(),
             bars: layout::bars(),
-            on: Attachment::RootBus,
+            on,
             interrupt: layout::interrupt(vectors),
             flr: true,
             vendor_capabilities: layout::capabilities(queues, config),

@@ -51,7 +51,7 @@ pub mod window;
 pub mod worker;
 
 pub use block::BlockError;
-pub use function::{Device, Start, VirtioError, VirtioFunction};
+pub use function::{Device, Seat, Start, VirtioError, VirtioFunction};
 pub use kind::Kind;
 pub use ring::Memory;
 pub use traffic::Traffic;

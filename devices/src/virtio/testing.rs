@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pci::access::{Access, Lanes, Reg};
+use pci::emulated::Attachment;
 use pci::function::PciFunction;
 use pci::testing::FakeMsi;
 use virtio_queue::desc::{RawDescriptor, split::Descriptor};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryMmap};
 
-use super::function::{Device, VirtioFunction};
+use super::function::{Device, Seat, VirtioFunction};
 use super::ring::Memory;
 
 pub(super) const WRITE: u16 = 2;
@@ -68,9 +69,14 @@ impl<D: Device> Driver<D> {
 
     /// The same with other memory of [`RAM`] bytes from address 0.
     pub(super) fn with_memory(device: D, memory: GuestMemoryMmap) -> Self {
+        Self::on(Attachment::RootBus, device, memory)
+    }
+
+    /// The same elsewhere.
+    pub(super) fn on(on: Attachment, device: D, memory: GuestMemoryMmap) -> Self {
         let memory = Memory::new(memory);
         let msi = Arc::new(FakeMsi::default());
-        let function = VirtioFunction::with_device(device, memory.clone(), msi.clone()).unwrap();
+        let function = VirtioFunction::with_device(device, Seat { memory: memory.clone(), msi: msi.clone(), on }).unwrap();
         Self { function, memory, msi, lanes: Vec::new() }
     }
 

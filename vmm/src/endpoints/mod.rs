@@ -210,7 +210,7 @@ impl Factory {
                 let line = self.wire(order.gsi).map(|wire| wire.line());
                 Arc::new(Mutex::new(StubFunction::new(order.name, stub, Arc::clone(&self.msi), line, dma)?))
             }
-            spec::Endpoint::Virtio(device) => self.virtio(order.id, order.name, device)?,
+            spec::Endpoint::Virtio(device) => self.virtio(order, device)?,
             spec::Endpoint::Watchdog => {
                 let expired = self.expired.clone().ok_or(FunctionError::Unknown)?;
                 Arc::new(Mutex::new(WatchdogFunction::new(Arc::clone(&self.msi), Box::new(move || expired()))?))

@@ -13,19 +13,19 @@ use devices::virtio::net::{NetFunction, NetSpec};
 use devices::virtio::rng::Rng;
 use devices::virtio::vhost_user::RemoteFunction;
 use devices::virtio::vsock::{Vsock, VsockSpec};
-use devices::virtio::{Device, VirtioFunction};
-use pci::function::{FunctionId, Shared};
+use devices::virtio::{Device, Seat, VirtioFunction};
+use pci::function::Shared;
 
-use super::{Factory, FunctionError};
+use super::{Factory, FunctionError, Order};
 use crate::backends::{Backend, offloads};
 use crate::kvm::RoutedMsi;
 use crate::spec::Virtio;
 
 impl Factory {
     /// The device `name`, for which the host's side is open or can be opened.
-    pub(super) fn virtio(&self, id: FunctionId, name: &str, device: &Virtio) -> Result<Shared, FunctionError> {
-        let memory = self.memory.clone();
-        let msi = Arc::clone(&self.msi);
+    pub(super) fn virtio(&self, order: &Order<'_>, device: &Virtio) -> Result<Shared, FunctionError> {
+        let name = order.name;
+        let mut seat = Seat { memory: self.memory.clone(), msi: Arc::clone(&self.msi), on: order.placement.into() };
         let backend = self.backends.get(name, device)?;
         let failed = |source| FunctionError::Virtio { source };
         Ok(match (device, backend) {
@@ -40,15 +40,15 @@ impl Factory {
                     limit: limit(&disk.io.rate_limit),
                     engine: engine(disk.io.engine),
                 };
-                self.share(name, BlockFunction::new(name, spec, memory, msi)?)
+                self.share(name, BlockFunction::new(name, spec, seat)?)
             }
             (Virtio::Vsock(vsock), Backend::Listening(socket)) => {
                 let listener = socket.listener().map_err(failed)?;
                 let spec = VsockSpec { cid: vsock.cid, path: vsock.socket.clone(), listener };
-                self.share(name, VirtioFunction::with_device(Vsock::new(name, spec).map_err(failed)?, memory, msi)?)
+                self.share(name, VirtioFunction::with_device(Vsock::new(name, spec).map_err(failed)?, seat)?)
             }
             (Virtio::Rng(_), Backend::Random(file)) => {
-                self.share(name, VirtioFunction::with_device(Rng::new(name, file).map_err(failed)?, memory, msi)?)
+                self.share(name, VirtioFunction::with_device(Rng::new(name, file).map_err(failed)?, seat)?)
             }
             (Virtio::Net(net), Backend::Taps(taps, mac)) => {
                 let spec = NetSpec {
@@ -59,25 +59,25 @@ impl Factory {
                     offloads: offloads(net),
                     limit: limit(&net.rate_limit),
                 };
-                self.share(name, NetFunction::new(name, spec, memory, msi)?)
+                self.share(name, NetFunction::new(name, spec, seat)?)
             }
             (Virtio::Disk(_) | Virtio::Net(_) | Virtio::Folder(_), Backend::Server(server, spec)) => {
-                let msi = Arc::new(RoutedMsi::new(self.vm.fd(), self.routes.clone(), id, name));
-                self.share(name, RemoteFunction::new(name, &spec, server, memory, msi)?)
+                seat.msi = Arc::new(RoutedMsi::new(self.vm.fd(), self.routes.clone(), order.id, name));
+                self.share(name, RemoteFunction::new(name, &spec, server, seat)?)
             }
             (Virtio::Console(_), _) => {
                 let (output, input) = self.console.clone().ok_or(FunctionError::Unknown)?;
-                self.share(name, VirtioFunction::with_device(Console::new(name, output, input), memory, msi)?)
+                self.share(name, VirtioFunction::with_device(Console::new(name, output, input), seat)?)
             }
             (Virtio::Balloon(balloon), Backend::Balloon(control)) => {
                 let spec =
                     BalloonSpec { deflate_on_oom: balloon.deflate_on_oom, free_page_reporting: balloon.free_page_reporting };
-                let made = VirtioFunction::with_device(Balloon::new(name, spec, Arc::clone(&control)), memory, msi)?;
+                let made = VirtioFunction::with_device(Balloon::new(name, spec, Arc::clone(&control)), seat)?;
                 control.connect(made.signals());
                 self.share(name, made)
             }
             (Virtio::Memory { .. }, Backend::Memory(control)) => {
-                let made = VirtioFunction::with_device(Mem::new(name, Arc::clone(&control)), memory, msi)?;
+                let made = VirtioFunction::with_device(Mem::new(name, Arc::clone(&control)), seat)?;
                 control.connect(made.signals());
                 self.share(name, made)
             }

@@ -24,7 +24,6 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Instant;
 
 use log::Level;
-use pci::seams::MsiPort;
 use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
 use virtio_bindings::virtio_blk::{
@@ -32,10 +31,10 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_WRITE_ZEROES,
 };
 
-use super::function::{Device, Start, VirtioError, VirtioFunction};
+use super::function::{Device, Seat, Start, VirtioError, VirtioFunction};
 use super::kind::Kind;
 use super::limit::{Limit, LimitSpec};
-use super::ring::{Memory, Ring, Served};
+use super::ring::{Ring, Served};
 use super::worker::{Stop, Worker};
 use crate::complaints::{Complaints, Listener};
 pub use image::{Format, Image, ImageError};
@@ -85,10 +84,10 @@ pub struct BlockSpec {
 pub type BlockFunction = VirtioFunction<Block>;
 
 impl BlockFunction {
-    /// The disk `name` (for its thread and messages) on a root bus.
-    pub fn new(name: &str, spec: BlockSpec, memory: Memory, msi: Arc<dyn MsiPort>) -> Result<Self, BlockError> {
+    /// The disk `name` (for its thread and messages).
+    pub fn new(name: &str, spec: BlockSpec, seat: Seat) -> Result<Self, BlockError> {
         let block = Block::new(name, spec)?;
-        Self::with_device(block, memory, msi).map_err(|source| BlockError::Function { name: name.to_owned(), source })
+        Self::with_device(block, seat).map_err(|source| BlockError::Function { name: name.to_owned(), source })
     }
 }
 

@@ -4,6 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use pci::access::{Access, Lanes, Reg};
+use pci::emulated::Attachment;
 use pci::function::{Changes, PciFunction, ResetKind};
 use pci::testing::FakeMsi;
 use proptest::prelude::*;
@@ -473,7 +474,9 @@ fn impossible_disks_are_refused_by_name() {
         let image = Arc::new(Image::new(file, Format::Raw, false, false).unwrap());
         let spec = BlockSpec { image, serial: serial.into(), queues, queue_size, limit: LimitSpec::default(), engine: engine() };
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap());
-        BlockFunction::new("root", spec, memory, Arc::new(FakeMsi::default())).err().map(|error| error.to_string())
+        BlockFunction::new("root", spec, Seat { memory, msi: Arc::new(FakeMsi::default()), on: Attachment::RootBus })
+            .err()
+            .map(|error| error.to_string())
     };
     assert!(make("123456789012345678901", 1, 256).unwrap().contains("21 bytes"));
     assert_eq!(make("12345678901234567890", 1, 256), None);

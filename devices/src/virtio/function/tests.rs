@@ -4,11 +4,14 @@ use std::fs::File;
 use std::sync::Arc;
 
 use pci::access::{Access, Lanes, Reg};
+use pci::emulated::Attachment;
 use pci::function::{Changes, PciFunction, Programming, ResetKind};
+use pci::link::Link;
 use pci::mirror::Mirror;
 use pci::state::{Reader, Writer};
 use pci::testing::FakeMirror;
 use proptest::prelude::*;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use crate::virtio::rng::{KERNEL, Rng};
 use crate::virtio::testing::Driver;
@@ -116,4 +119,22 @@ proptest! {
         driver.function.detach();
         prop_assert!(Reg::all().all(|reg| page.read(reg) == u32::MAX));
     }
+}
+
+/// PCIe 6.0 7.5.3.2 and 7.5.3.6: the type of a device says what it hangs on, and an integrated endpoint has no link.
+#[test]
+fn the_device_type_is_that_of_its_place() {
+    let shown = |on| {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let driver = Driver::on(on, Rng::new("rng0", File::open(KERNEL).unwrap()).unwrap(), memory);
+        let read = |at: u8| driver.function.registers_read(at);
+        let express = pci::caps::walk(read).into_iter().map(|extent| extent.offset).find(|at| read(*at) & 0xFF == 0x10)?;
+        Some((read(express) >> 20 & 0xF, read(express + 0x0C) & 0x3FF))
+    };
+    let (integrated, endpoint) = (9, 0);
+    assert_eq!(shown(Attachment::RootBus), Some((integrated, 0)));
+    let (kind, link) = shown(Attachment::Link(Link::default())).unwrap();
+    assert_eq!(kind, endpoint);
+    assert_ne!(link, 0, "it has a speed and a width");
+    assert_eq!(shown(Attachment::Conventional), None);
 }

@@ -22,7 +22,6 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use pci::seams::MsiPort;
 use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
 use virtio_bindings::virtio_net::{
@@ -32,10 +31,10 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_STATUS,
 };
 
-use super::function::{Device, Start, VirtioError, VirtioFunction};
+use super::function::{Device, Seat, Start, VirtioError, VirtioFunction};
 use super::kind::Kind;
 use super::limit::{Limit, LimitSpec};
-use super::ring::{Memory, Ring};
+use super::ring::Ring;
 use super::worker::{Stop, Worker};
 use crate::complaints::{Complaints, Listener};
 use control::{Control, Setting};
@@ -77,10 +76,10 @@ pub struct NetSpec {
 pub type NetFunction = VirtioFunction<Net>;
 
 impl NetFunction {
-    /// The interface `name` (for its threads and messages) on a root bus.
-    pub fn new(name: &str, spec: NetSpec, memory: Memory, msi: Arc<dyn MsiPort>) -> Result<Self, NetError> {
+    /// The interface `name` (for its threads and messages).
+    pub fn new(name: &str, spec: NetSpec, seat: Seat) -> Result<Self, NetError> {
         let net = Net::new(name, spec)?;
-        Self::with_device(net, memory, msi).map_err(|source| NetError::Function { name: name.to_owned(), source })
+        Self::with_device(net, seat).map_err(|source| NetError::Function { name: name.to_owned(), source })
     }
 }
 

@@ -19,19 +19,18 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pci::seams::MsiPort;
 use pci::state::{StateError, Writer};
 use thiserror::Error;
 use virtio_bindings::{virtio_blk, virtio_net};
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend};
 
 use super::feature;
-use super::function::{Device, Start, VirtioError, VirtioFunction};
+use super::function::{Device, Seat, Start, VirtioError, VirtioFunction};
 use super::kind::Kind;
 use super::net::control::{self, Command};
 use super::net::tap::Offloads;
 use super::net::{CONTROL_QUEUE, offload_features};
-use super::ring::{Memory, Ring};
+use super::ring::Ring;
 use super::worker::{Bell, Stop, Worker};
 use crate::complaints::{Complaints, Listener};
 pub use connection::{Connection, ConnectionError};
@@ -136,19 +135,13 @@ pub type RemoteFunction = VirtioFunction<Remote>;
 
 impl RemoteFunction {
     /// The device `name` (for its threads and messages), which `server` serves.
-    pub fn new(
-        name: &str,
-        spec: &RemoteSpec,
-        server: Arc<Server>,
-        memory: Memory,
-        msi: Arc<dyn MsiPort>,
-    ) -> Result<Self, RemoteError> {
-        let (regions, most) = (memory.memory().num_regions(), server.most_regions_at_start());
+    pub fn new(name: &str, spec: &RemoteSpec, server: Arc<Server>, seat: Seat) -> Result<Self, RemoteError> {
+        let (regions, most) = (seat.memory.memory().num_regions(), server.most_regions_at_start());
         if regions > most {
             return Err(RemoteError::Regions { name: name.to_owned(), regions, most });
         }
         let remote = Remote::new(name, spec, server)?;
-        Self::with_device(remote, memory, msi).map_err(|source| RemoteError::Function { name: name.to_owned(), source })
+        Self::with_device(remote, seat).map_err(|source| RemoteError::Function { name: name.to_owned(), source })
     }
 }
 

@@ -5,11 +5,13 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pci::emulated::Attachment;
 use pci::testing::FakeMsi;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use super::*;
+use crate::virtio::Memory;
 use crate::virtio::testing::{DATA, Driver, RAM, WRITE};
 
 const PROTOCOL: u64 = 1 << 30;
@@ -537,7 +539,12 @@ fn a_server_that_says_that_it_maps_fewer_regions_than_there_are_is_refused_befor
         let server = serve(Manners { protocol, queues: 4, ..GOOD });
         let connection = server.meet(&folder()).unwrap();
         let memory: Memory = Memory::new(memory_in_parts(regions));
-        let made = RemoteFunction::new("fs0", &folder(), Arc::clone(&connection), memory, Arc::new(FakeMsi::default()));
+        let made = RemoteFunction::new(
+            "fs0",
+            &folder(),
+            Arc::clone(&connection),
+            Seat { memory, msi: Arc::new(FakeMsi::default()), on: Attachment::RootBus },
+        );
         let error = made.err().map(|error| error.to_string());
         drop(connection);
         server.end();
