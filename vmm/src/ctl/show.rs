@@ -107,10 +107,16 @@ fn listing(listing: &Value) -> String {
         let mut row = ["name", "kind", "bdf", "hot_plug"].map(|key| word(&port[key])).to_vec();
         row.extend(["memory", "prefetchable"].map(|key| size(&port[key])));
         row.push(word(&port["devices"]));
+        row.push(access_control(&port["access_control"]));
         row
     });
-    let ports = table(&["PORT", "KIND", "ADDRESS", "HOT-PLUG", "MEMORY", "PREFETCHABLE", "DEVICES"], ports);
+    let ports = table(&["PORT", "KIND", "ADDRESS", "HOT-PLUG", "MEMORY", "PREFETCHABLE", "DEVICES", "ACS"], ports);
     format!("{devices}\n{ports}")
+}
+
+/// What a port's access control does: `-` where the port has none.
+fn access_control(enabled: &Value) -> String {
+    if enabled.as_array().is_some_and(Vec::is_empty) { "off".to_owned() } else { word(enabled) }
 }
 
 fn counters(counters: &Value) -> String {

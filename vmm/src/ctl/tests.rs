@@ -73,22 +73,22 @@ fn devices_and_ports_are_shown_in_two_tables() {
             devices: Vec::new(),
             memory: 2 << 20,
             prefetchable: 256 << 30,
-            access_control: None,
+            access_control: Some(vec!["SrcValid".into(), "ReqRedir".into()]),
         };
-        reply.send(Ok(Listing {
-            devices: vec![gpu(), plain],
-            ports: vec![port],
-            root_complexes: Vec::new(),
-            functions: Vec::new(),
-        }));
+        let port_with =
+            |name: &str, access_control| PortInfo { name: name.into(), hot_plug: false, access_control, ..port.clone() };
+        let ports = vec![port.clone(), port_with("rp2", Some(Vec::new())), port_with("up", None)];
+        reply.send(Ok(Listing { devices: vec![gpu(), plain], ports, root_complexes: Vec::new(), functions: Vec::new() }));
     });
     let expected = "\
 DEVICE  KIND  ADDRESS       PATH         PORT  HOST          CLIQUE  WHAT
 gpu0    vfio  0000:04:00.0  04/00/01/00  dsp1  0000:41:00.0  0       10de:2901
 d       disk  0000:04:00.0  04/00/01/00  -     -             -       a?[2J
 
-PORT  KIND       ADDRESS       HOT-PLUG  MEMORY  PREFETCHABLE  DEVICES
-rp1   root-port  0000:00:05.0  yes       2M      256G          -
+PORT  KIND       ADDRESS       HOT-PLUG  MEMORY  PREFETCHABLE  DEVICES  ACS
+rp1   root-port  0000:00:05.0  yes       2M      256G          -        SrcValid,ReqRedir
+rp2   root-port  0000:00:05.0  no        2M      256G          -        off
+up    root-port  0000:00:05.0  no        2M      256G          -        -
 ";
     assert_eq!(text.unwrap(), expected);
 }
