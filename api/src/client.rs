@@ -214,7 +214,7 @@ impl Client {
         // Some causes open with the name themselves, for clients that show nothing else.
         let called = format!("{name}: ");
         let bare = |text: &Value| text.as_str().map(|text| text.strip_prefix(&called).unwrap_or(text).to_owned());
-        let texts = |value: Value| Some(value.as_array()?.iter().filter_map(bare).collect());
+        let texts = |value: Value| Some(value.as_array()?.iter().filter_map(bare).filter(|text| text != name).collect());
         let causes = value.ok().flatten().and_then(texts).unwrap_or_default();
         Err(ClientError::Refused { name: name.to_owned(), status, causes: Causes(causes) })
     }
@@ -407,6 +407,8 @@ mod tests {
         assert_eq!(error.to_string(), "vm.boot: a: b");
         let error = answered_with(&["HTTP/1.1 400 \r\nContent-Length: 15\r\n\r\n[\"vm.boot: no\"]"]).unwrap_err();
         assert_eq!(error.to_string(), "vm.boot: no", "the name is said once");
+        let error = answered_with(&["HTTP/1.1 405 \r\nContent-Length: 16\r\n\r\n[\"vm.boot\",\"no\"]"]).unwrap_err();
+        assert_eq!(error.to_string(), "vm.boot: no", "as a cause of its own, too");
         let error = answered_with(&["HTTP/1.1 500 \r\nContent-Length: 0\r\n\r\n"]).unwrap_err();
         assert_eq!(error.to_string(), "vm.boot: no reason is given");
     }

@@ -124,15 +124,6 @@ pub enum Command {
         /// As for a device.
         reply: Reply<Added>,
     },
-    /// Add a device that another process serves over vfio-user.
-    AddUserDevice {
-        /// Its name.
-        id: Option<String>,
-        /// The server's socket.
-        socket: PathBuf,
-        /// As for a device.
-        reply: Reply<Added>,
-    },
     /// Remove a device of any kind.
     RemoveDevice {
         /// Its name.
@@ -198,7 +189,6 @@ impl Command {
             Self::AddNet { .. } => "vm.add-net",
             Self::AddFs { .. } => "vm.add-fs",
             Self::AddVsock { .. } => "vm.add-vsock",
-            Self::AddUserDevice { .. } => "vm.add-user-device",
             Self::RemoveDevice { .. } => "vm.remove-device",
             Self::ListDevices { .. } => "vm.devices",
             Self::InjectError { .. } => "vm.inject-error",
@@ -227,8 +217,7 @@ impl Command {
             | Self::AddDisk { reply, .. }
             | Self::AddNet { reply, .. }
             | Self::AddFs { reply, .. }
-            | Self::AddVsock { reply, .. }
-            | Self::AddUserDevice { reply, .. } => reply.send(Err(error)),
+            | Self::AddVsock { reply, .. } => reply.send(Err(error)),
             Self::ListDevices { reply } => reply.send(Err(error)),
             Self::InjectError { reply, .. } => reply.send(Err(error)),
             Self::Counters { reply } => reply.send(Err(error)),

@@ -248,8 +248,6 @@ pub enum DeviceClass {
     Console,
     /// A watchdog.
     Watchdog,
-    /// A function served by another process over vfio-user.
-    VfioUser,
 }
 
 impl fmt::Display for DeviceClass {
@@ -266,7 +264,6 @@ impl fmt::Display for DeviceClass {
             Self::Memory => "mem",
             Self::Console => "console",
             Self::Watchdog => "watchdog",
-            Self::VfioUser => "vfio-user",
         })
     }
 }

@@ -101,8 +101,7 @@ impl Server {
     /// vm.create with this kernel, 64 MiB, and `more` of the body, with a comma in front.
     #[must_use]
     pub fn create(&self, kernel: &str, more: &str) -> (u16, String) {
-        let body = format!(r#"{{"payload":{{"kernel":"{kernel}"}},"memory":{{"size":67108864}}{more}}}"#);
-        self.call("PUT vm.create", &body)
+        self.call("PUT vm.create", &machine(kernel, r#""size":67108864"#, more))
     }
 
     /// vm.add-device, with a device as for `--device`.
@@ -168,6 +167,18 @@ impl Server {
         process.wait().expect_code(code);
         assert!(!folder.path().join("s").exists(), "the socket's file stayed");
     }
+}
+
+/// The body of vm.create for this kernel, with the keys of `memory`, and `more` of the body, with a comma in front.
+#[must_use]
+pub fn machine(kernel: &str, memory: &str, more: &str) -> String {
+    machine_told(kernel, "", memory, more)
+}
+
+/// The same for a kernel that is told `cmdline`.
+#[must_use]
+pub fn machine_told(kernel: &str, cmdline: &str, memory: &str, more: &str) -> String {
+    format!(r#"{{"payload":{{"kernel":"{kernel}","cmdline":"{cmdline}"}},"memory":{{{memory}}}{more}}}"#)
 }
 
 /// One request on a connection of its own: status and body of the reply.

@@ -4,7 +4,7 @@ use std::fs::File;
 
 use tests::busy::STUB;
 use tests::guest::image;
-use tests::server::Server;
+use tests::server::{Server, machine, machine_told};
 use tests::vhost_user::{Manners, Serves, VhostUser};
 use tests::{Guest, Listener};
 
@@ -39,7 +39,7 @@ fn those_who_listen_hear_a_life_from_its_beginning_to_the_end_of_the_process() {
 fn a_start_that_was_promised_is_told_up_to_its_last_percent_and_then_the_kernel() {
     let server = Server::with_policy("[boot]\nanswer-after = 0\n[memory]\nprefault-threads = 1\n");
     let mut listener = Listener::new(&server);
-    let body = format!(r#"{{"payload":{{"kernel":"{}"}},"memory":{{"size":1073741824,"prefault":true}}}}"#, image("echo.elf"));
+    let body = machine(&image("echo.elf"), r#""size":1073741824,"prefault":true"#, "");
     server.expect("PUT vm.create", &body, 204);
     server.expect("PUT vm.boot", "", 204);
     listener.until(r#""phase":"running""#);
@@ -54,8 +54,7 @@ fn a_start_that_was_promised_is_told_up_to_its_last_percent_and_then_the_kernel(
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn memory_that_comes_is_told_up_to_its_last_percent() {
     let server = Server::with_policy("[memory]\nprefault-threads = 1\n");
-    let memory = r#","memory":{"size":67108864,"hotplug_size":1073741824,"prefault":true}"#;
-    let body = format!(r#"{{"payload":{{"kernel":"{}"}}{memory}}}"#, image("echo.elf"));
+    let body = machine(&image("echo.elf"), r#""size":67108864,"hotplug_size":1073741824,"prefault":true"#, "");
     server.expect("PUT vm.create", &body, 204);
     server.expect("PUT vm.boot", "", 204);
     let mut listener = Listener::new(&server);
@@ -83,10 +82,7 @@ fn a_guest_that_cannot_go_on_is_told_before_its_end() {
 fn a_kernel_that_says_that_it_panicked_is_heard() {
     let server = Server::empty();
     let mut listener = Listener::new(&server);
-    let body = format!(
-        r#"{{"payload":{{"kernel":"{}","cmdline":"panic=1"}},"memory":{{"size":67108864}},"pvpanic":true}}"#,
-        image("exit.elf")
-    );
+    let body = machine_told(&image("exit.elf"), "panic=1", r#""size":67108864"#, r#","pvpanic":true"#);
     server.expect("PUT vm.create", &body, 204);
     server.expect("PUT vm.boot", "", 204);
     let told = listener.until(r#""event":"guest-panic""#);
@@ -140,11 +136,8 @@ fn a_disk_whose_server_dies_is_told_as_failed() {
     let _served = VhostUser::start(&socket, Serves::Disk(2048), Manners { dies_after: Some(5), ..Manners::default() });
     let server = Server::empty();
     let mut listener = Listener::new(&server);
-    let disk = format!(r#""disks":[{{"id":"served","vhost_user":true,"vhost_socket":"{}"}}]"#, socket.display());
-    let body = format!(
-        r#"{{"payload":{{"kernel":"{}","cmdline":"requests=20 bytes=512"}},"memory":{{"size":134217728,"shared":true}},{disk}}}"#,
-        image("disks.elf")
-    );
+    let disk = format!(r#","disks":[{{"id":"served","vhost_user":true,"vhost_socket":"{}"}}]"#, socket.display());
+    let body = machine_told(&image("disks.elf"), "requests=20 bytes=512", r#""size":134217728,"shared":true"#, &disk);
     server.expect("PUT vm.create", &body, 204);
     server.expect("PUT vm.boot", "", 204);
     let told = listener.until(r#""event":"device-failed","id":"served""#);
@@ -161,11 +154,8 @@ fn a_disk_whose_image_is_cut_off_is_told_as_failed() {
     file.set_len(1 << 20).unwrap();
     let server = Server::empty();
     let mut listener = Listener::new(&server);
-    let body = format!(
-        r#"{{"payload":{{"kernel":"{}","cmdline":"reads=100000000 bytes=65536"}},"memory":{{"size":134217728}},"disks":[{{"id":"cut","path":"{}"}}]}}"#,
-        image("disks.elf"),
-        path.display()
-    );
+    let disk = format!(r#","disks":[{{"id":"cut","path":"{}"}}]"#, path.display());
+    let body = machine_told(&image("disks.elf"), "reads=100000000 bytes=65536", r#""size":134217728"#, &disk);
     server.expect("PUT vm.create", &body, 204);
     server.expect("PUT vm.boot", "", 204);
     listener.until(r#""event":"kernel-entered""#);

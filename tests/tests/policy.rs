@@ -4,7 +4,7 @@ use std::fs;
 
 use tests::guest::image;
 use tests::process::banyan;
-use tests::server::Server;
+use tests::server::{Server, machine, machine_told};
 
 #[test]
 fn a_wrong_file_lets_the_process_start_and_refuses_machines_with_the_reason() {
@@ -42,10 +42,8 @@ fn the_hierarchy_and_the_ports_of_devices_come_from_the_file() {
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn memory_nodes_come_from_the_file_unless_the_client_says_them() {
     let body = |memory: u64, more: &str| {
-        let kernel = image("echo.elf");
-        format!(
-            r#"{{"payload":{{"kernel":"{kernel}"}},"cpus":{{"boot_vcpus":1,"max_vcpus":2}},"memory":{{"size":{memory}}}{more}}}"#
-        )
+        let more = format!(r#","cpus":{{"boot_vcpus":1,"max_vcpus":2}}{more}"#);
+        machine(&image("echo.elf"), &format!(r#""size":{memory}"#), &more)
     };
     let server = Server::with_policy("[numa]\nhost-nodes = [0]\n");
     let shown = || server.expect("GET vm.info", "", 200);
@@ -117,7 +115,7 @@ fn the_file_can_be_checked_and_shown() {
         .expect_output(&["[guest] reset              exit", "answer-after        6 s"]);
     fs::write(&file, "[pcie]\nvirtio = \"ports\"\n").unwrap();
     banyan(&["config", "check", &name]).expect_code(0).expect_output(&["config.toml: fine"]);
-    banyan(&["config", "show", &name]).expect_code(0).expect_output(&["virtio=ports"]);
+    banyan(&["config", "show", &name]).expect_code(0).expect_output(&["virtio=ports", "root-hot-plug=on", "cold-removal=on"]);
     fs::write(&file, "[guest]\nreset = \"maybe\"\n").unwrap();
     banyan(&["config", "check", &name]).expect_code(1);
     fs::write(&file, "[numa]\nhost-nodes = [0]\n").unwrap();
@@ -134,10 +132,8 @@ fn the_file_can_be_checked_and_shown() {
 fn what_a_reset_means_is_the_operators_to_say() {
     let create = |policy: &str| {
         let server = Server::with_policy(policy);
-        let kernel = image("reset.elf");
-        let body = format!(
-            r#"{{"payload":{{"kernel":"{kernel}","cmdline":"by=cf9 boots=3"}},"memory":{{"size":67108864}},"serial":{{"mode":"Tty"}}}}"#
-        );
+        let serial = r#","serial":{"mode":"Tty"}"#;
+        let body = machine_told(&image("reset.elf"), "by=cf9 boots=3", r#""size":67108864"#, serial);
         server.expect("PUT vm.create", &body, 204);
         server.expect("PUT vm.boot", "", 204);
         server
@@ -152,10 +148,8 @@ fn what_a_reset_means_is_the_operators_to_say() {
 fn a_guest_that_panics_ends_the_process_unless_it_may_start_again_or_another_kernel_goes_on() {
     let ends = |policy: &str, panic: u8, code: i32| {
         let server = Server::with_policy(policy);
-        let kernel = image("exit.elf");
-        let body = format!(
-            r#"{{"payload":{{"kernel":"{kernel}","cmdline":"panic={panic}"}},"memory":{{"size":67108864}},"serial":{{"mode":"Tty"}},"pvpanic":true}}"#
-        );
+        let more = r#","serial":{"mode":"Tty"},"pvpanic":true"#;
+        let body = machine_told(&image("exit.elf"), &format!("panic={panic}"), r#""size":67108864"#, more);
         server.expect("PUT vm.create", &body, 204);
         server.expect("PUT vm.boot", "", 204);
         server.ends(code);

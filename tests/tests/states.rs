@@ -18,7 +18,7 @@ const NOWHERE: &str = "file:///nonexistent/folder";
 type Row = (&'static str, &'static str, [(u16, &'static str); 5]);
 
 #[rustfmt::skip]
-const TABLE: [Row; 19] = [
+const TABLE: [Row; 20] = [
     // Request, body: absent, created, running, paused, shut down.
     ("PUT vm.create", "", [(204, "created"), (405, "created"), (405, "running"), (405, "paused"), (405, "created")]),
     ("PUT vm.boot", "", [(404, ""), (204, "running"), (405, "running"), (204, "running"), (204, "running")]),
@@ -44,6 +44,8 @@ const TABLE: [Row; 19] = [
         [(404, ""), (405, "created"), (405, "running"), (400, "paused"), (405, "created")]),
     ("PUT vm.restore", r#"{"source_url":"NOWHERE"}"#,
         [(400, ""), (405, "created"), (405, "running"), (405, "paused"), (405, "created")]),
+    ("PUT vm.add-user-device", r#"{"socket":"/s"}"#,
+        [(400, ""), (400, "created"), (400, "running"), (400, "paused"), (400, "created")]),
     ("PUT vm.coredump", "", [(400, ""), (400, "created"), (400, "running"), (400, "paused"), (400, "created")]),
 ];
 

@@ -317,7 +317,6 @@ impl State<'_> {
                     Ok(()) => return self.add(command, config),
                     Err(error) => error,
                 },
-                (Ok(()), None) if matches!(command, Command::AddUserDevice { .. }) => ApiError::unsupported(command.name()),
                 (Ok(()), None) => ApiError::new(ErrorKind::WrongState, "the virtual machine does not run: boot it first"),
             },
         };

@@ -288,7 +288,6 @@ impl<'a, 's> Session<'a, 's> {
             Command::ListDevices { reply } => reply.send(Ok(listing::listing(self.machine, &self.hotplug))),
             Command::InjectError { at, error, reply } => reply.send(inject::inject(self.machine.pci(), &at, &error)),
             Command::Counters { reply } => reply.send(Ok(self.machine.counters().for_client())),
-            other => other.refuse_unsupported(),
         }
         None
     }

@@ -75,17 +75,3 @@ pub fn device_body(functions: &[DeviceConfig]) -> Value {
         several => json!({ "banyan": several.iter().map(ToString::to_string).collect::<Vec<_>>() }),
     }
 }
-
-#[derive(Deserialize)]
-#[serde(expecting = "an object")]
-struct UserDeviceBody {
-    id: Option<String>,
-    socket: PathBuf,
-    #[serde(rename = "pci_segment")]
-    _pci_segment: Option<u16>,
-}
-
-/// The body of vm.add-user-device: name and socket.
-pub fn add_user_device(body: &[u8], notes: &Notes) -> Result<(Option<String>, PathBuf), ApiError> {
-    read("vm.add-user-device", body, notes).map(|UserDeviceBody { id, socket, .. }| (id, socket))
-}

@@ -18,7 +18,7 @@ mod reply;
 mod small;
 
 pub use create::create;
-pub use device::{add_device, add_user_device, device_body};
+pub use device::{add_device, device_body};
 pub use disk::{add_disk, disk_body};
 pub use info::{fs_body, progress, vm_info, vsock_body};
 pub use json::Notes;

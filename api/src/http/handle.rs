@@ -106,18 +106,15 @@ impl Service {
                 }
                 Err(error) => Reply::Error(error),
             },
-            Endpoint::AddDevice
-            | Endpoint::AddDisk
-            | Endpoint::AddNet
-            | Endpoint::AddFs
-            | Endpoint::AddVsock
-            | Endpoint::AddUserDevice => match self.addition(endpoint, body, descriptors) {
-                Ok((command, answer)) => {
-                    self.controller.send(command);
-                    added(answer.await)
+            Endpoint::AddDevice | Endpoint::AddDisk | Endpoint::AddNet | Endpoint::AddFs | Endpoint::AddVsock => {
+                match self.addition(endpoint, body, descriptors) {
+                    Ok((command, answer)) => {
+                        self.controller.send(command);
+                        added(answer.await)
+                    }
+                    Err(error) => Reply::Error(error),
                 }
-                Err(error) => Reply::Error(error),
-            },
+            }
         }
     }
 
@@ -143,10 +140,6 @@ impl Service {
             Endpoint::AddNet => {
                 let config = Box::new(dialect::add_net(body, descriptors.len(), notes)?);
                 Command::AddNet { config, taps: descriptors, reply }
-            }
-            Endpoint::AddUserDevice => {
-                let (id, socket) = dialect::add_user_device(body, notes)?;
-                Command::AddUserDevice { id, socket, reply }
             }
             _ => Command::AddDevice { functions: dialect::add_device(body, notes)?, reply },
         };

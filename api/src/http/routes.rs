@@ -30,7 +30,6 @@ pub(super) enum Endpoint {
     AddNet,
     AddFs,
     AddVsock,
-    AddUserDevice,
     RemoveDevice,
     InjectError,
     /// Part of the dialect; Banyan cannot do it.
@@ -62,7 +61,7 @@ const TABLE: &[(&str, Method, Endpoint)] = &[
     ("vm.add-net", Method::PUT, Endpoint::AddNet),
     ("vm.add-fs", Method::PUT, Endpoint::AddFs),
     ("vm.add-vsock", Method::PUT, Endpoint::AddVsock),
-    ("vm.add-user-device", Method::PUT, Endpoint::AddUserDevice),
+    ("vm.add-user-device", Method::PUT, Endpoint::Unsupported("vm.add-user-device")),
     ("vm.remove-device", Method::PUT, Endpoint::RemoveDevice),
     ("vm.inject-error", Method::PUT, Endpoint::InjectError),
     ("vm.snapshot", Method::PUT, Endpoint::Snapshot),

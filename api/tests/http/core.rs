@@ -205,7 +205,7 @@ impl Core {
             (Command::Counters { reply }, Some(_)) => {
                 reply.send(Ok([("vcpu0".to_owned(), [("mmio".to_owned(), 3)].into())].into()));
             }
-            (command @ (Command::AddFs { .. } | Command::AddVsock { .. } | Command::AddUserDevice { .. }), _) => {
+            (command @ (Command::AddFs { .. } | Command::AddVsock { .. }), _) => {
                 command.refuse_unsupported();
             }
             (command, Some(phase)) => {

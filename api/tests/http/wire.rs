@@ -167,7 +167,6 @@ fn case_e6_before_create_every_call_for_a_machine_says_that_there_is_none() {
         "add-net",
         "add-fs",
         "add-vsock",
-        "add-user-device",
         "remove-device",
     ];
     let mut all: Vec<_> = calls.iter().map(|call| ("PUT", format!("vm.{call}"))).collect();

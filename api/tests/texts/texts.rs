@@ -55,7 +55,6 @@ fn body(bytes: &[u8]) {
     let _ = dialect::add_net(bytes, 2, &notes);
     let _ = dialect::add_fs(bytes, &notes);
     let _ = dialect::add_vsock(bytes, &notes);
-    let _ = dialect::add_user_device(bytes, &notes);
     let _ = dialect::remove_device(bytes, &notes);
     let _ = dialect::inject_error(bytes, &notes);
     let _ = dialect::resize(bytes, &notes);

@@ -14,6 +14,7 @@ use log::Level;
 use pci::access::{self, Access, Reg};
 use pci::bar::{BarIndex, Bars};
 use pci::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
+use pci::errors::{PcieError, Recorded};
 use pci::function::{BarPiece, Changes, Doorbell, PciFunction, Programming, ResetKind};
 use pci::mirror::Mirror;
 use pci::seams::{MsiPort, Workers};
@@ -395,6 +396,10 @@ impl<D: Device> PciFunction for VirtioFunction<D> {
 
     fn bus_master(&self) -> bool {
         self.registers.bus_master()
+    }
+
+    fn record_error(&mut self, error: PcieError, header: [u32; 4]) -> Recorded {
+        self.registers.record_error(error, header)
     }
 
     fn workers(&self) -> Option<Arc<dyn Workers>> {

@@ -43,19 +43,19 @@ pub enum CtlCommand {
     Openapi,
     /// Add a network interface of a tap of the host, or of a vhost-user process; written as for `banyan run --net`
     AddNet {
-        /// The interface
+        /// The interface, such as tap=tap0,id=net1
         #[arg(value_name = "NET", value_parser = boxed::<NetConfig>)]
         net: Box<NetConfig>,
     },
     /// Add a shared folder that a vhost-user process serves; written as for `banyan run --fs`
     AddFs {
-        /// The folder
+        /// The folder, such as tag=shared,socket=/run/virtiofsd.sock
         #[arg(value_name = "FS", value_parser = boxed::<FsConfig>)]
         fs: Box<FsConfig>,
     },
     /// Add the socket device; written as for `banyan run --vsock`
     AddVsock {
-        /// The device
+        /// The device, such as cid=3,socket=/run/vsock.sock
         #[arg(value_name = "VSOCK", value_parser = boxed::<VsockConfig>)]
         vsock: Box<VsockConfig>,
     },
@@ -122,11 +122,11 @@ pub enum CtlCommand {
     },
     /// Add a disk
     AddDisk {
-        /// The disk, as for `banyan run --disk`
+        /// The disk, as for `banyan run --disk`, such as data.img,format=raw,id=data
         #[arg(value_name = "DISK", value_parser = boxed::<DiskConfig>)]
         disk: Box<DiskConfig>,
     },
-    /// Remove a device from its hot-plug port or bus
+    /// Remove a device from its hot-plug port or bus; before `boot`, from the machine that will be
     ///
     /// When it leaves a port, `banyan run --pcie removal=HOW` decides: at once, or once the guest has let it go, at most 30
     /// seconds later. From conventional buses and the root bus it always leaves when the guest has let it go.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pci::access::{Access, Lanes, Reg};
 use pci::emulated::Attachment;
+use pci::errors::Recorded;
 use pci::function::{Changes, PciFunction, Programming, ResetKind};
 use pci::link::Link;
 use pci::mirror::Mirror;
@@ -137,4 +138,16 @@ fn the_device_type_is_that_of_its_place() {
     assert_eq!(kind, endpoint);
     assert_ne!(link, 0, "it has a speed and a width");
     assert_eq!(shown(Attachment::Conventional), None);
+}
+
+/// PCIe 6.0 7.8.4: what has error registers takes note of errors.
+#[test]
+fn below_a_port_errors_are_recorded_and_elsewhere_there_is_nowhere_to_record_them() {
+    let recorded = |on| {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        let mut driver = Driver::on(on, Rng::new("rng0", File::open(KERNEL).unwrap()).unwrap(), memory);
+        driver.function.record_error("completion-timeout".parse().unwrap(), [0; 4])
+    };
+    assert_ne!(recorded(Attachment::Link(Link::default())), Recorded::Nothing);
+    assert_eq!(recorded(Attachment::RootBus), Recorded::Nothing);
 }
