@@ -2,9 +2,10 @@
 //! button. The methods that use them are in DSDT; the caller raises the interrupt and does what a guest asks for.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use pci::state::{Reader, StateError, Writer};
+use pci::sync::lock;
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 
@@ -159,7 +160,7 @@ impl HotPlugRegisters {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

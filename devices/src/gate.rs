@@ -2,7 +2,9 @@
 //! touch guest memory.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+use pci::sync::{lock, wait};
 
 /// Why a gate is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +33,7 @@ impl Gate {
         let mut waiting = self.lock();
         *waiting += 1;
         while self.is_closed() && !leave() {
-            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            waiting = wait(&self.changed, waiting);
         }
         *waiting -= 1;
     }
@@ -67,7 +69,7 @@ impl Gate {
     }
 
     fn lock(&self) -> MutexGuard<'_, usize> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.waiting)
     }
 }
 

@@ -4,7 +4,7 @@
 //! again. While the guest is held (vm.pause) the timers stand still. A thread of the device counts the time, from the moment
 //! on when the guest switches the watchdog on.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use pci::ids::{ClassCode, Ids};
 use pci::mirror::Mirror;
 use pci::seams::{MsiPort, Workers};
 use pci::state::{Reader, StateError, Writer};
+use pci::sync::{lock, wait, wait_at_most};
 
 use crate::legacy::Notify;
 
@@ -181,7 +182,7 @@ impl Workers for Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn change(&self, change: impl FnOnce(&mut State, Instant)) {
@@ -204,8 +205,8 @@ impl Shared {
                     }
                     state
                 }
-                Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => wait_at_most(&self.changed, state, left),
+                None => wait(&self.changed, state),
             };
         }
     }

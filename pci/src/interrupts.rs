@@ -5,7 +5,7 @@ mod state;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::access::{Access, Lanes, Reg};
 use crate::mirror::Mirror;
@@ -13,6 +13,7 @@ use crate::msi::Msi;
 use crate::msix_table::MsixTable;
 use crate::regs::{command, header, status};
 use crate::seams::{IntxLine, MsiEvent, MsiMessage, MsiPort};
+use crate::sync::lock;
 
 /// Interrupt state of one emulated function.
 pub struct Interrupts {
@@ -295,7 +296,7 @@ impl Interrupts {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn place(&self, reg: Reg) -> Option<Place> {

@@ -16,6 +16,7 @@
 //! | what must the machine change after a write? | [`effect`] |
 //! | how does a function reach interrupts and memory? | [`seams`] |
 //! | what may a guest read without an exit? | [`mirror`] |
+//! | what does a lock show whose holder panicked? | [`sync`] |
 //! | where does an INTx pin arrive? | [`intx`] |
 //! | what hangs on what, and at which numbers? | [`topology`] |
 //! | who answers a configuration cycle? | [`hierarchy`] |
@@ -57,6 +58,7 @@ pub mod seams;
 pub mod slot;
 pub mod sriov;
 pub mod state;
+pub mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod topology;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::access::{Access, Lanes, Reg};
 use crate::address::Bdf;
@@ -19,11 +19,8 @@ use crate::regs::header;
 use crate::seams::{DmaError, DmaPort, IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiRoutes, MsiVector};
 use crate::sriov::EnabledFunctions;
 use crate::state::{Reader, StateError, Writer};
+use crate::sync::lock;
 use crate::topology::{EndpointSpec, Plan, PlannedFunction, PlannedKind};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Records the messages sent, and takes eventfds, whose signals it leaves in them.
 #[derive(Debug, Default)]

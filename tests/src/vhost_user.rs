@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -84,7 +84,7 @@ impl VhostUser {
         thread::spawn(move || {
             for (turn, stream) in listener.incoming().enumerate() {
                 let Ok(stream) = stream else { return };
-                *served.lock().unwrap_or_else(PoisonError::into_inner) = stream.try_clone().ok();
+                *lock(&served) = stream.try_clone().ok();
                 let manners = if turn == 0 { manners } else { Manners { silent: manners.silent, ..Manners::default() } };
                 let mut conversation = Conversation::new(stream, serves, manners, Arc::clone(&disk));
                 if sender.send(Event::Connected).is_err() {
@@ -95,7 +95,7 @@ impl VhostUser {
                         return;
                     }
                 }
-                *served.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *lock(&served) = None;
                 drop(conversation);
                 if sender.send(Event::Ended).is_err() {
                     return;
@@ -119,7 +119,7 @@ impl VhostUser {
 
     /// Hangs up.
     pub fn hang_up(&self) {
-        if let Some(stream) = &*self.current.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(stream) = &*lock(&self.current) {
             // The other side may have been first.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
@@ -128,7 +128,7 @@ impl VhostUser {
     /// What a disk holds.
     #[must_use]
     pub fn contents(&self) -> Vec<u8> {
-        self.storage.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.storage).clone()
     }
 }
 
@@ -219,8 +219,7 @@ impl Conversation {
             15 => Some((MQ | REPLY_ACK | CONFIG).to_le_bytes().to_vec()),
             17 => Some(8_u64.to_le_bytes().to_vec()),
             24 => {
-                let mut config =
-                    self.storage.lock().unwrap_or_else(PoisonError::into_inner).len().wrapping_div(512).to_le_bytes().to_vec();
+                let mut config = lock(&self.storage).len().wrapping_div(512).to_le_bytes().to_vec();
                 config.resize(body.len().checked_sub(12)?, 0);
                 let answer = [body.get(..12)?, &config].concat();
                 if self.manners.dies_early {
@@ -424,7 +423,7 @@ impl Conversation {
         let start = usize::try_from(512 * u64::from_le_bytes(request.get(8..16)?.try_into().ok()?)).ok()?;
         let room: u64 = parts.iter().filter(|part| part.writable).map(|part| part.len).sum();
         let wanted = usize::try_from(room.checked_sub(1)?).ok()?;
-        let mut storage = self.storage.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut storage = lock(&self.storage);
         let data = request.get(16..)?;
         let (mut answer, status) = match kind {
             0 => (storage.get(start..start + wanted)?.to_vec(), 0),
@@ -452,4 +451,8 @@ impl Conversation {
         }
         Some(0)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

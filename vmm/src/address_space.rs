@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use devices::virtio::Memory;
 use pci::bar::{BarIndex, PORTS};
-use pci::function::{Pages, PciFunction, Shared};
+use pci::function::{Pages, Shared};
 use pci::seams::{DmaError, DmaPort};
+use pci::sync::{lock, read, write};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryMmap, VolatileSlice};
 
 /// What answers in a window.
@@ -151,11 +152,11 @@ impl AddressSpace {
     }
 
     fn read_windows(&self) -> RwLockReadGuard<'_, Windows> {
-        self.windows.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.windows)
     }
 
     fn write_windows(&self) -> RwLockWriteGuard<'_, Windows> {
-        self.windows.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.windows)
     }
 }
 
@@ -172,10 +173,6 @@ fn volatile<'a>(pages: Pages, offset: u64, len: usize) -> Option<VolatileSlice<'
     // SAFETY: `find` keeps offset and length inside the window, whose memory stays mapped while it is open; the read lock
     // that the callers hold keeps it open. Guests write to the same bytes, hence volatile.
     Some(unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(address), len) })
-}
-
-fn lock(function: &Shared) -> std::sync::MutexGuard<'_, dyn PciFunction + 'static> {
-    function.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An emulated function's DMA: the same addresses as a vCPU's, while bus mastering is on.

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use api::config::{DiskConfig, DiskSource, ImageFormat, MacAddress, NetConfig, NetSource};
@@ -19,6 +19,7 @@ use devices::virtio::block::{Format, Image, ImageError};
 use devices::virtio::mem::MemControl;
 use devices::virtio::net::tap::{Offloads, Tap, TapError};
 use devices::virtio::vhost_user::{self, RemoteSpec, Served, ServerError};
+use pci::sync::lock;
 use pci::topology::Name;
 use thiserror::Error;
 
@@ -77,7 +78,7 @@ impl Backends {
         for (name, device) in others {
             self.get(&name.0, device)?;
         }
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = lock(&self.open);
         let missing: Vec<_> = served.into_iter().filter(|(name, _)| !open.contains_key(name)).collect();
         drop(open);
         self.meet(&missing)
@@ -87,7 +88,7 @@ impl Backends {
     /// does. After the first failure no more are met.
     fn meet(&self, devices: &[(&Name, &Virtio)]) -> Result<(), BackendError> {
         let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
-        let first_failure = || failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let first_failure = || lock(&failed);
         let meet = || {
             while let Some((name, device)) = devices.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if first_failure().is_some() {
@@ -136,7 +137,7 @@ impl Backends {
 
     /// The side of device `name`, which is opened if it is not open.
     pub fn get(&self, name: &str, device: &Virtio) -> Result<Backend, BackendError> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&self.open);
         if let Some(backend) = open.get(&Name::from(name)) {
             return backend.share();
         }
@@ -149,13 +150,13 @@ impl Backends {
 
     /// Takes over the side of a device `name` that is to come.
     pub fn put(&self, name: &Name, side: Backend) {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), side);
+        lock(&self.open).insert(name.clone(), side);
     }
 
     /// The servers of devices, by the devices' names.
     #[must_use]
     pub fn servers(&self) -> Vec<(Name, Arc<vhost_user::Server>)> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = lock(&self.open);
         let servers = open.iter().filter_map(|(name, backend)| match backend {
             Backend::Server(server, _) => Some((name.clone(), Arc::clone(server))),
             _ => None,
@@ -165,13 +166,13 @@ impl Backends {
 
     /// Closes the sides of all devices but those of `spec`.
     pub fn close_others(&self, spec: &Spec) {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).retain(|name, _| spec.endpoints.contains_key(name));
+        lock(&self.open).retain(|name, _| spec.endpoints.contains_key(name));
     }
 
     /// What passed through disks and interfaces that this process serves, by their names, with the dialect's names of counters.
     #[must_use]
     pub fn traffic(&self) -> Vec<(String, Vec<(&'static str, u64)>)> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = lock(&self.open);
         let counters = |backend: &Backend| match backend {
             Backend::Image(image) => {
                 let (read, written) = (image.read(), image.written());
@@ -195,7 +196,7 @@ impl Backends {
     /// The balloon, if there is one.
     #[must_use]
     pub fn balloon(&self) -> Option<Arc<BalloonControl>> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = lock(&self.open);
         open.values().find_map(|backend| match backend {
             Backend::Balloon(control) => Some(Arc::clone(control)),
             _ => None,
@@ -205,7 +206,7 @@ impl Backends {
     /// The regions of blocks, by memory node.
     #[must_use]
     pub fn memory_regions(&self) -> Vec<Arc<MemControl>> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = lock(&self.open);
         let regions = open.values().filter_map(|backend| match backend {
             Backend::Memory(control) => Some(Arc::clone(control)),
             _ => None,
@@ -218,7 +219,7 @@ impl Backends {
     /// The address of an interface on a tap.
     #[must_use]
     pub fn address(&self, name: &Name) -> Option<MacAddress> {
-        match self.open.lock().unwrap_or_else(PoisonError::into_inner).get(name) {
+        match lock(&self.open).get(name) {
             Some(Backend::Taps(_, address)) => Some(*address),
             _ => None,
         }
@@ -226,7 +227,7 @@ impl Backends {
 
     /// Closes the side of a device that has left for good.
     pub fn close(&self, name: &Name) {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        lock(&self.open).remove(name);
     }
 }
 

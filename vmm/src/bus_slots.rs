@@ -3,12 +3,13 @@
 //! methods read and write them (`arch`: `x86_64::acpi`).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arch::ports;
 use pci::function::FunctionId;
 use pci::slot::SlotEvent;
 use pci::state::{Reader, StateError, Writer};
+use pci::sync::lock;
 use pci::topology::{Name, Parent};
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
@@ -141,7 +142,7 @@ impl BusSlots {
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Vec<Registers>) -> T) -> T {
-        change(&mut self.registers.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut lock(&self.registers))
     }
 
     /// `change` gets the registers of `slot` and its bit, if it has some.

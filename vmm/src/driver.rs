@@ -4,11 +4,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use devices::legacy::{Console, Drained, InputLine, PowerEvent};
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use pci::sync::lock;
 use thiserror::Error;
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -73,14 +74,14 @@ impl Ending {
 
     /// The guest is to stop. Returns at once; the vCPU that calls does not run another instruction.
     pub fn say(&self, end: End) {
-        self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(end);
+        lock(&self.first).get_or_insert(end);
         self.stop.store(true, Ordering::Release);
         // A full counter is readable already.
         let _ = self.event.write(1);
     }
 
     fn get(&self) -> Option<End> {
-        *self.first.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.first)
     }
 }
 

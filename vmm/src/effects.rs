@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 
 use api::config::{BarChoice, DeviceConfig};
 use api::info::BarInfo;
@@ -19,6 +19,7 @@ use pci::bar::{BarIndex, PORTS, ROM, Size};
 use pci::effect::Effect;
 use pci::function::{BarPiece, Doorbell, FunctionId, Shared};
 use pci::mirror::Mirror;
+use pci::sync::lock;
 use pci::topology::Window;
 
 use crate::address_space::{Accesses, AddressSpace, Answer};
@@ -48,7 +49,7 @@ impl Endpoint {
     /// A function that emulated registers made, with memory of this process alone.
     #[must_use]
     pub fn made_by_registers(name: String, function: Shared) -> Self {
-        let made = function.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = lock(&function);
         let bars = made.bars().specs().map(|(bar, spec)| (bar, (spec.size, made.bar_layout(bar)))).collect();
         drop(made);
         let (bus_master, access) = (Arc::default(), BarAccess::default());

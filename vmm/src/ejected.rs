@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use pci::sync::lock;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// Processors whose threads are to end.
@@ -22,14 +23,14 @@ impl Ejected {
 
     /// The guest gave `number` back. Returns at once.
     pub fn tell(&self, number: u8) {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+        lock(&self.numbers).insert(number);
         // A full counter is readable already.
         let _ = self.event.write(1);
     }
 
     /// Takes all that were told.
     pub fn take(&self) -> BTreeSet<u8> {
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = lock(&self.numbers);
         let _ = self.event.read();
         std::mem::take(&mut *numbers)
     }

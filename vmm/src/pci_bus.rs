@@ -2,7 +2,7 @@
 //!
 //! One lock orders writes with their effects: otherwise two vCPUs could apply moves of one BAR in the wrong order.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use arch::memory_map::Ecam;
 use devices::legacy::ResetControl;
@@ -11,6 +11,7 @@ use pci::cf8::AddressLatch;
 use pci::ecam;
 use pci::effect::Effect;
 use pci::hierarchy::{Appeared, Hierarchy, UnderReset};
+use pci::sync::lock;
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 
@@ -157,7 +158,7 @@ impl PciBus {
     }
 
     fn lock(&self) -> MutexGuard<'_, Tree> {
-        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tree)
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use pci::function::FunctionId;
 use pci::slot::SlotEvent;
+use pci::sync::lock;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// Most events that wait. A guest that writes slot registers in a loop makes the same ones again and again.
@@ -33,7 +34,7 @@ impl SlotEvents {
 
     /// A guest told `event` about the slot of `port`. The same event twice in a row is told once.
     pub fn tell(&self, port: FunctionId, event: SlotEvent) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.waiting);
         if waiting.last() != Some(&(port, event)) && waiting.len() < LIMIT {
             waiting.push((port, event));
             // A full counter is readable already.
@@ -61,12 +62,12 @@ impl SlotEvents {
     }
 
     fn moved(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.moved.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.moved)
     }
 
     /// Takes all that waits.
     pub fn take(&self) -> Vec<(FunctionId, SlotEvent)> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.waiting);
         let _ = self.event.read();
         std::mem::take(&mut *waiting)
     }

@@ -3,8 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use pci::sync::lock;
 use rustix::stdio::stdin;
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use vmm_sys_util::signal::register_signal_handler;
@@ -36,7 +37,7 @@ impl RawTerminal {
             restore(stdin());
             previous(info);
         }));
-        *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
+        *lock(&BEFORE) = Some(before);
         for signal in FATAL {
             register_signal_handler(signal, restore_and_end)?;
         }
@@ -52,7 +53,7 @@ impl Drop for RawTerminal {
 }
 
 fn restore(input: BorrowedFd<'_>) {
-    if let Some(before) = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    if let Some(before) = lock(&BEFORE).take() {
         // Nothing is left to try when it fails: the terminal is gone.
         let _ = tcsetattr(input.as_fd(), OptionalActions::Now, &before);
     }

@@ -11,11 +11,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::Instant;
 
+use pci::sync::lock;
 use rustix::io::Errno;
 use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::lock;
 use super::output::Output;
 
 /// Bytes that the ring starts with, when it is first needed.

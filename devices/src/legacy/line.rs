@@ -13,6 +13,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pci::sync::{lock, wait_at_most};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -21,7 +22,6 @@ use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::console::{ConsoleSink, InputLine};
-use super::lock;
 
 /// Most bytes that wait for a client.
 pub const RING_LIMIT: usize = 1 << 20;
@@ -118,8 +118,7 @@ impl Line {
             if left.is_zero() {
                 return u64::try_from(state.ring.len()).unwrap_or(u64::MAX);
             }
-            let waited = self.shared.drained.wait_timeout(state, left);
-            state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            state = wait_at_most(&self.shared.drained, state, left);
         }
         0
     }

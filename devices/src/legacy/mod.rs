@@ -26,15 +26,8 @@ pub use panic::{Panic, PanicPort, PanicSink};
 pub use pm::{KeyboardController, PowerEvent, PowerSink, ResetControl, SleepControl};
 pub use serial::Serial;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 /// Something to call when an event happened: raise an interrupt, wake a loop. It must not wait.
 pub type Notify = Box<dyn Fn() + Send + Sync>;
-
-/// Locks `mutex`; a panic of an earlier holder leaves data that is still whole here.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 #[cfg(test)]
 pub(crate) mod testing {

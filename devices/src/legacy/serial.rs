@@ -8,13 +8,14 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use pci::state::{Reader, StateError, Writer};
+use pci::sync::lock;
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 use vm_superio::Trigger;
 use vm_superio::serial::{NoEvents, SerialState};
 
+use super::Notify;
 use super::console::{ConsoleSink, InputLine};
-use super::{Notify, lock};
 
 /// Most input bytes that wait for the guest.
 pub const INPUT_LIMIT: usize = 4096;

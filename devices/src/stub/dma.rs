@@ -4,13 +4,13 @@
 //! may be BARs of other stubs or of its own.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 use log::Level;
 use pci::interrupts::Interrupts;
 use pci::seams::{DmaError, DmaPort, Workers};
+use pci::sync::{lock, wait};
 
-use super::lock;
 use super::regs::{ControlRegs, Copy};
 use crate::complaints::Complaints;
 
@@ -38,16 +38,16 @@ pub struct Busy {
 
 impl Busy {
     fn change(&self, change: impl FnOnce(&mut u32)) {
-        change(&mut self.count.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut lock(&self.count));
         self.ended.notify_all();
     }
 }
 
 impl Workers for Busy {
     fn hold(&self) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut count = lock(&self.count);
         while *count > 0 {
-            count = self.ended.wait(count).unwrap_or_else(PoisonError::into_inner);
+            count = wait(&self.ended, count);
         }
     }
 

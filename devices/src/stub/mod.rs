@@ -17,7 +17,7 @@ pub mod spec;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use log::Level;
 use pci::access::{Access, Reg};
@@ -30,6 +30,7 @@ use pci::mirror::Mirror;
 use pci::seams::{DmaPort, IntxLine, MsiPort, Workers};
 use pci::sriov::EnabledFunctions;
 use pci::state::{Reader, StateError, Writer};
+use pci::sync::lock;
 use thiserror::Error;
 
 use crate::complaints::Complaints;
@@ -312,11 +313,6 @@ fn emulated(spec: &StubSpec, layout: &StubLayout) -> EmulatedSpec {
         vendor_capabilities: Vec::new(),
         serial_number: None,
     }
-}
-
-/// Locks the control registers; they are whole even if a holder panicked.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A stub that cannot be made.

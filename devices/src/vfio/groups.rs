@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use pci::sync::lock;
 
 /// What the kernel does with groups; tests have a fake.
 pub trait Kernel: Send + Sync {
@@ -93,7 +95,7 @@ impl<K: Kernel> Groups<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Used<K::Group>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
 }
 

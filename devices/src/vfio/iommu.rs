@@ -11,10 +11,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pci::bar::BarIndex;
 use pci::function::BarPiece;
+use pci::sync::lock;
 use thiserror::Error;
 use vfio_ioctls::{VfioContainer, VfioError as CrateError};
 
@@ -213,10 +214,6 @@ impl Drop for Member {
             devices.swap_remove(index);
         }
     }
-}
-
-fn lock(devices: &Mutex<Vec<String>>) -> MutexGuard<'_, Vec<String>> {
-    devices.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn direct(pieces: &[BarPiece]) -> impl Iterator<Item = (u64, u64, u64)> {

@@ -4,12 +4,13 @@
 //! and [`Outcome::Impossible`] says so. The kernel resets a function when it is opened and when it is closed, too.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use pci::access::Access;
 use pci::caps::express::reg as express;
 use pci::function::ResetWork;
 use pci::regs::{command, header};
+use pci::sync::lock;
 
 use super::facts::Facts;
 use super::host::{CONFIG, HostDevice, Resetter};
@@ -79,7 +80,7 @@ impl Pending {
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -7,9 +7,10 @@
 use std::borrow::Cow;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use pci::state::{Reader, StateError, Writer};
+use pci::sync::{lock, read, write};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::buffers::Buffers;
@@ -64,19 +65,19 @@ impl BalloonControl {
     /// From here on devices of the host may write to any page: the guest is asked to take back what is in the balloon. Waits
     /// for memory that is being given back at this moment; afterwards none is, so that what is pinned next stays in its place.
     pub fn pin(&self) {
-        *self.pinned.write().unwrap_or_else(PoisonError::into_inner) = true;
+        *write(&self.pinned) = true;
         self.ask(0);
     }
 
     /// Whether devices of the host may write to any page.
     #[must_use]
     pub fn pinned(&self) -> bool {
-        *self.pinned.read().unwrap_or_else(PoisonError::into_inner)
+        *read(&self.pinned)
     }
 
     /// Gives memory back by `give`, unless devices of the host may write to it. They may not before `give` has returned.
     fn unless_pinned(&self, give: impl FnOnce()) {
-        let pinned = self.pinned.read().unwrap_or_else(PoisonError::into_inner);
+        let pinned = read(&self.pinned);
         if !*pinned {
             give();
         }
@@ -85,7 +86,7 @@ impl BalloonControl {
     /// Asks the guest for a balloon of `bytes`, in whole pages.
     pub fn ask(&self, bytes: u64) {
         self.wanted.store(pages(bytes), Ordering::Release);
-        if let Some(signals) = &*self.signals.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(signals) = &*lock(&self.signals) {
             signals.config_changed();
         }
     }
@@ -118,7 +119,7 @@ impl BalloonControl {
 
     /// Whom to tell of changes.
     pub fn connect(&self, signals: Arc<Signals>) {
-        *self.signals.lock().unwrap_or_else(PoisonError::into_inner) = Some(signals);
+        *lock(&self.signals) = Some(signals);
     }
 }
 

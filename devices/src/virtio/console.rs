@@ -4,9 +4,10 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use pci::state::{Reader, StateError, Writer};
+use pci::sync::lock;
 use vm_memory::{Bytes, GuestMemoryMmap};
 
 use super::buffers::{Buffers, scatter, total};
@@ -56,7 +57,7 @@ impl Input {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn serve_by(&self, worker: Option<Arc<Bell>>) {

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use pci::sync::lock;
 use vm_memory::guest_memory::Permissions;
 use vm_memory::{GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice};
 
@@ -22,7 +23,7 @@ pub(super) fn give_back(memory: &GuestMemoryMmap, at: GuestAddress, len: u64) ->
         // Pages of a file, which others may map, are freed in the file.
         Some((true, _)) => advise(memory, at, len, libc::MADV_REMOVE),
         Some((false, true)) => each(memory, at, len, |slice| {
-            let replaces = ROOM.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let replaces = lock(&ROOM).take();
             if replaces { replace(slice) } else { advise_slice(slice, libc::MADV_DONTNEED) }
         }),
         _ => advise(memory, at, len, libc::MADV_DONTNEED),
@@ -147,7 +148,7 @@ mod tests {
     /// The mappings of this process, for one test at a time, and not counted yet.
     fn alone() -> MutexGuard<'static, ()> {
         static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = lock(&TURN);
         *ROOM.lock().unwrap() = Room { mappings: 0, refused: 0 };
         turn
     }

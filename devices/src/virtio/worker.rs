@@ -6,11 +6,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pci::seams::Workers;
+use pci::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -149,12 +150,12 @@ impl Crew {
     }
 
     fn members(&self) -> MutexGuard<'_, Members> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.members)
     }
 
     /// Has `act` done when the workers are released next.
     pub fn at_release(&self, act: Box<dyn FnOnce() + Send>) {
-        *self.at_release.lock().unwrap_or_else(PoisonError::into_inner) = Some(act);
+        *lock(&self.at_release) = Some(act);
     }
 
     fn wake(&self) {
@@ -202,7 +203,7 @@ impl Workers for Crew {
 
     fn release(&self) {
         self.gate.open(Reason::Pause);
-        if let Some(act) = self.at_release.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(act) = lock(&self.at_release).take() {
             act();
         }
         // What came meanwhile rang for nobody.

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use super::fit;
 use super::hotplug::{Newcomer, PlugError};
-use super::{Hierarchy, What, lock};
+use super::{Hierarchy, What};
 use crate::address::{Bdf, Devfn, Sbdf};
 use crate::bar::{PORTS, ROM};
 use crate::effect::Effect;
 use crate::function::{FunctionId, Shared};
 use crate::port::Port;
+use crate::sync::lock;
 use crate::topology::{EndpointSpec, Name, Need, Parent, Resource, Window, Windows};
 
 /// A bus that takes devices at several numbers while the guest runs.

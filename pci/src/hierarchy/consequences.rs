@@ -2,9 +2,10 @@
 //! place, and what a reset takes with it.
 
 use super::reach::{self, Way};
-use super::{Hierarchy, Node, What, lock};
+use super::{Hierarchy, Node, What};
 use crate::effect::Effect;
 use crate::function::{Changes, FunctionId, ResetKind};
+use crate::sync::lock;
 
 impl Hierarchy {
     /// Carries through the tree what a configuration write of `id` changed.

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use super::bus::BusInfo;
 use super::fit::{self, Places, Shortfall};
-use super::{Hierarchy, Node, What, lock, reach};
+use super::{Hierarchy, Node, What, reach};
 use crate::access::Reg;
 use crate::address::{Bdf, Devfn, Sbdf};
 use crate::effect::Effect;
@@ -25,6 +25,7 @@ use crate::port::Port;
 use crate::regs::header;
 use crate::seams::IntxLine;
 use crate::slot::{Slot, SlotError};
+use crate::sync::lock;
 use crate::topology::{EndpointSpec, Name, Parent, PortKind, Removal, Windows};
 
 /// A function that comes.

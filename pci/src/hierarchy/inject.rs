@@ -2,9 +2,10 @@
 
 use thiserror::Error;
 
-use super::{Hierarchy, What, lock};
+use super::{Hierarchy, What};
 use crate::errors::{PcieError, Recorded, Severity};
 use crate::function::FunctionId;
+use crate::sync::lock;
 use crate::topology::{Name, Parent};
 
 /// What became of an error.

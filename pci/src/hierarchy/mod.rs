@@ -18,7 +18,7 @@ mod tests;
 mod virtual_functions;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -26,12 +26,13 @@ use crate::access::{self, CONVENTIONAL_SPACE};
 use crate::address::{Bdf, BusRange, Devfn, Sbdf};
 use crate::bar::PORTS;
 use crate::effect::Effect;
-use crate::function::{Changes, FunctionId, PciFunction, Programming, ResetKind, Shared};
+use crate::function::{Changes, FunctionId, Programming, ResetKind, Shared};
 use crate::intx;
 use crate::mirror::{Conventional, Mirror};
 use crate::port::{Port, PortError};
 use crate::regs::{header, type0, type1};
 use crate::seams::{MsiPort, Workers};
+use crate::sync::lock;
 use crate::topology::{Name, Parent, Plan, PlannedFunction, PlannedKind, PlannedRootComplex, PortKind, Window};
 
 pub use bus::BusInfo;
@@ -428,11 +429,6 @@ impl Hierarchy {
             }
         }
     }
-}
-
-/// A poisoned lock means a panic in a test build; the registers behind it are still a valid state.
-fn lock(shared: &Shared) -> MutexGuard<'_, dyn PciFunction + 'static> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// I/O ports of a root complex, as addresses.

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Hierarchy, lock};
+use super::Hierarchy;
 use crate::function::{FunctionId, ResetWork, Shared};
+use crate::sync::lock;
 
 /// A function whose registers were reset, or which has left, and whose hardware is to follow.
 pub struct UnderReset {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::{Hierarchy, What, lock, reach};
+use super::{Hierarchy, What, reach};
 use crate::bar::BarIndex;
 use crate::effect::Effect;
 use crate::function::FunctionId;
 use crate::state::{Reader, StateError, Writer};
+use crate::sync::lock;
 use crate::topology::Name;
 
 impl Hierarchy {

@@ -1,10 +1,11 @@
 //! Lets the virtual functions of a physical function come and go as its registers say (PCIe 6.0 9.2.1): each is a function of
 //! its own on the same bus, or on one behind it that no bridge leads to.
 
-use super::{Hierarchy, Node, What, lock};
+use super::{Hierarchy, Node, What};
 use crate::address::Devfn;
 use crate::effect::Effect;
 use crate::function::{FunctionId, Programming, Shared};
+use crate::sync::lock;
 use crate::topology::{Name, Parent};
 
 /// Ids below this one are for virtual functions too: a guest that enables them over and over leaves the others to devices.

@@ -27,6 +27,7 @@ use pci::function::{FunctionId, Shared};
 use pci::hierarchy::{BuildError, Hierarchy};
 use pci::intx;
 use pci::seams::MsiPort;
+use pci::sync::lock;
 use pci::topology::{Parent, Plan, PlannedFunction, PlannedKind, PortKind};
 use thiserror::Error;
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
@@ -220,7 +221,7 @@ impl Factory {
                 Arc::new(Mutex::new(self.host_function(order, *at, &options)?))
             }
         };
-        let made = function.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = lock(&function);
         let bars = (0u8..).zip(&order.bars);
         let mut bars: BTreeMap<_, _> =
             bars.filter_map(|(bar, spec)| Some((bar, (spec.as_ref()?.size, made.bar_layout(bar))))).collect();

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::thread;
 
 use arch::memory_map::Range;
 use devices::populate::populate;
 use devices::vfio::Domain;
+use pci::sync::{lock, wait};
 use vm_memory::GuestMemoryMmap;
 
 use super::{GroundworkError, Work};
@@ -147,7 +148,7 @@ impl Touching<'_> {
             };
             match populate(piece.host, piece.len, &progress) {
                 Ok(()) => {
-                    let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut touched = lock(&self.touched);
                     touched.done.resize(self.pieces.len(), false);
                     if let Some(done) = touched.done.get_mut(index) {
                         *done = true;
@@ -161,12 +162,12 @@ impl Touching<'_> {
     }
 
     fn fail(&self, index: usize, error: io::Error) {
-        self.touched.lock().unwrap_or_else(PoisonError::into_inner).failed.get_or_insert((index, error));
+        lock(&self.touched).failed.get_or_insert((index, error));
         self.changed.notify_all();
     }
 
     fn wait_for(&self, index: usize) -> Result<(), GroundworkError> {
-        let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut touched = lock(&self.touched);
         loop {
             if touched.done.get(index).copied().unwrap_or(false) {
                 return Ok(());
@@ -178,7 +179,7 @@ impl Touching<'_> {
                 let piece = self.pieces.get(index).map_or((0, 0), |piece| (piece.at, piece.len));
                 return Err(MemoryError::Prefault { at: piece.0, len: piece.1, source }.into());
             }
-            touched = self.changed.wait(touched).unwrap_or_else(PoisonError::into_inner);
+            touched = wait(&self.changed, touched);
         }
     }
 }

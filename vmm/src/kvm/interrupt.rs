@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use devices::complaints::Complaints;
 use kvm_bindings::kvm_msi;
@@ -12,6 +12,7 @@ use log::Level;
 use pci::access::halves;
 use pci::function::FunctionId;
 use pci::seams::{IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiVector};
+use pci::sync::lock;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::gsi::{GsiTable, borrow};
@@ -81,7 +82,7 @@ impl MsiEvent for Routed {
 
 fn complain(complaints: &Mutex<Complaints>, name: &str, error: &MsiError) {
     let text = format_args!("{name}: an interrupt of its server passes through this process");
-    complaints.lock().unwrap_or_else(PoisonError::into_inner).add_error(Level::Warn, text, error);
+    lock(complaints).add_error(Level::Warn, text, error);
 }
 
 /// An edge-triggered pin, such as the serial port's.
@@ -131,13 +132,13 @@ impl SharedIntx {
     pub fn events(self: &Arc<Self>) -> io::Result<Box<dyn IntxEvents>> {
         let (trigger, resample) = (EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?, EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let events = Arc::new(Events { wire: Arc::clone(self), trigger, resample, attached: AtomicBool::new(false) });
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&events));
+        lock(&self.events).push(Arc::downgrade(&events));
         Ok(Box::new(EventsHandle(events)))
     }
 
     /// Connects the hardware ends. The interrupt controller must exist.
     pub fn attach(&self) -> io::Result<()> {
-        for events in self.events.lock().unwrap_or_else(PoisonError::into_inner).iter().filter_map(Weak::upgrade) {
+        for events in lock(&self.events).iter().filter_map(Weak::upgrade) {
             if !events.attached.load(Ordering::Relaxed) {
                 self.vm.register_irqfd_with_resample(&events.trigger, &events.resample, self.gsi)?;
                 events.attached.store(true, Ordering::Relaxed);
@@ -154,7 +155,7 @@ struct Line {
 
 impl IntxLine for Line {
     fn set(&self, level: bool) {
-        let mut asserting = self.wire.asserting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asserting = lock(&self.wire.asserting);
         if self.level.swap(level, Ordering::Relaxed) == level {
             return;
         }

@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use devices::gate::{Gate, Reason};
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use pci::sync::lock;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use thiserror::Error;
 use vm_device::device_manager::IoManager;
@@ -83,7 +84,7 @@ type Act = Box<dyn FnOnce(&Vcpu) + Send>;
 
 impl Errand {
     fn give(&self, act: Act) {
-        *self.act.lock().unwrap_or_else(PoisonError::into_inner) = Some(act);
+        *lock(&self.act) = Some(act);
         self.waits.store(true, Ordering::Release);
     }
 
@@ -93,7 +94,7 @@ impl Errand {
 
     fn run(&self, vcpu: &Vcpu) {
         self.waits.store(false, Ordering::Release);
-        let act = self.act.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let act = lock(&self.act).take();
         if let Some(act) = act {
             act(vcpu);
         }

@@ -20,11 +20,12 @@ mod uring;
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once};
 use std::time::Instant;
 
 use log::Level;
 use pci::state::{Reader, StateError, Writer};
+use pci::sync::lock;
 use thiserror::Error;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
@@ -144,7 +145,7 @@ impl Device for Block {
     }
 
     fn report_to(&mut self, listener: Listener) {
-        self.disk.complaints.lock().unwrap_or_else(PoisonError::into_inner).report_to(listener);
+        lock(&self.disk.complaints).report_to(listener);
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -213,7 +214,7 @@ impl Chosen {
             return Ok(None);
         }
         let name = &self.name;
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = lock(&self.spare).pop();
         match spare.map_or_else(self.open, Ok) {
             Ok(uring) => {
                 self.told.call_once(|| log::info!("{name}: requests by io_uring"));
@@ -223,7 +224,7 @@ impl Chosen {
                 Err(io::Error::other(BlockError::Uring { name: name.clone(), source }))
             }
             Err(error) => {
-                let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut complaints = lock(&self.complaints);
                 let text = "requests by one call after another, since io_uring is refused";
                 complaints.add(Level::Info, format_args!("{name}: {text}: {error} (queue {queue})"));
                 Ok(None)
@@ -233,7 +234,7 @@ impl Chosen {
 
     /// Keeps an io_uring with which nothing is under way for the next start.
     fn keep(&self, uring: Option<Uring>) {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).extend(uring);
+        lock(&self.spare).extend(uring);
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use log::Level;
+use pci::sync::lock;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
@@ -115,7 +116,7 @@ impl Disk {
     /// its own log.
     pub(super) fn failed(&self, error: &io::Error, stopped: impl Fn() -> bool) -> Fault {
         if !stopped() {
-            let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut complaints = lock(&self.complaints);
             complaints.fail_error(Level::Warn, format_args!("{}: its image failed a request", self.name), error);
         }
         Fault::Failed

@@ -3,9 +3,10 @@
 
 use std::error::Error;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use log::Level;
+use pci::sync::lock;
 use thiserror::Error as ThisError;
 use vm_memory::guest_memory::Permissions;
 use vm_memory::{GuestAddress, GuestMemory, GuestMemoryMmap};
@@ -417,10 +418,6 @@ fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A block that the guest cannot have.

@@ -2,8 +2,9 @@
 //! take.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use pci::sync::lock;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_CTRL_GUEST_OFFLOADS, VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET, VIRTIO_NET_CTRL_MQ, VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET,
     VIRTIO_NET_ERR, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
@@ -69,7 +70,7 @@ pub(super) struct Control {
 
 impl Control {
     fn note(&self, change: impl FnOnce(&mut Setting)) {
-        if let Some(setting) = &mut *self.setting.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(setting) = &mut *lock(&self.setting) {
             change(setting);
         }
     }

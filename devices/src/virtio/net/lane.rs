@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use log::Level;
+use pci::sync::lock;
 use rustix::event::PollFlags;
 use vm_memory::GuestMemoryMmap;
 
@@ -113,13 +114,13 @@ impl Lane {
 
     /// Tells of a packet of the guest that cannot be sent.
     pub(super) fn refuse(&self, what: &str, error: &io::Error) {
-        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut complaints = lock(&self.complaints);
         complaints.add_error(Level::Warn, format_args!("{}: {what}", self.name), error);
     }
 
     /// Tells of a failure of the tap.
     pub(super) fn complain(&self, what: &str, error: &io::Error) {
-        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut complaints = lock(&self.complaints);
         complaints.fail_error(Level::Warn, format_args!("{}: {what}", self.name), error);
     }
 }

@@ -19,10 +19,11 @@ mod transmit;
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use pci::state::{Reader, StateError, Writer};
+use pci::sync::lock;
 use thiserror::Error;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN,
@@ -138,7 +139,7 @@ impl Device for Net {
     }
 
     fn report_to(&mut self, listener: Listener) {
-        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).report_to(listener);
+        lock(&self.complaints).report_to(listener);
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -156,7 +157,7 @@ impl Device for Net {
         let pairs = if features & 1 << VIRTIO_NET_F_MQ == 0 { 1 } else { all };
         let first = Setting { pairs: 1, offloads: features };
         let control = Control { setting: self.setting.clone(), taps: self.spec.taps.clone(), pairs };
-        let setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(first).to_owned();
+        let setting = lock(&self.setting).get_or_insert(first).to_owned();
         control.set_offloads(setting.offloads);
         control.set_pairs(setting.pairs)?;
         let receiver = Receiver { mergeable: features & 1 << VIRTIO_NET_F_MRG_RXBUF != 0, largest: self.largest(features) };
@@ -185,7 +186,7 @@ impl Device for Net {
     }
 
     fn save(&self, writer: &mut Writer) -> Result<(), StateError> {
-        let setting = *self.setting.lock().unwrap_or_else(PoisonError::into_inner);
+        let setting = *lock(&self.setting);
         writer.bool(setting.is_some());
         if let Some(setting) = setting {
             writer.count(setting.pairs);
@@ -203,12 +204,12 @@ impl Device for Net {
         } else {
             None
         };
-        *self.setting.lock().unwrap_or_else(PoisonError::into_inner) = setting;
+        *lock(&self.setting) = setting;
         Ok(())
     }
 
     fn reset(&mut self) {
-        *self.setting.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.setting) = None;
     }
 }
 

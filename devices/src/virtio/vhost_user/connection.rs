@@ -8,9 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use pci::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use thiserror::Error;
@@ -127,7 +128,7 @@ impl Connection {
             if protocol.contains(VhostUserProtocolFeatures::BACKEND_REQ) {
                 let answers = protocol.contains(VhostUserProtocolFeatures::REPLY_ACK);
                 let made = Requests::new(answers).map_err(ConnectionError::Descriptor)?;
-                let theirs = made.handler.lock().unwrap_or_else(PoisonError::into_inner).get_tx_raw_fd();
+                let theirs = lock(&made.handler).get_tx_raw_fd();
                 frontend.set_backend_request_fd(&theirs).map_err(refused)?;
                 requests = Some(made);
             }
@@ -196,7 +197,7 @@ impl Connection {
     pub(super) fn config_changed(&self) -> Result<bool, ConnectionError> {
         let Some(requests) = &self.requests else { return Ok(false) };
         let _deadline = Deadline::new(&requests.socket).map_err(ConnectionError::Descriptor)?;
-        let taken = requests.handler.lock().unwrap_or_else(PoisonError::into_inner).handle_request();
+        let taken = lock(&requests.handler).handle_request();
         let error =
             |source| ConnectionError::Refused { path: self.path.clone(), source: vhost::Error::VhostUserProtocol(source) };
         taken.map_err(error)?;
@@ -344,7 +345,7 @@ impl Connection {
     }
 
     fn told(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.told)
     }
 
     /// Takes rings back: when this returns, the server touches them no more, or is gone. Where each goes on in its available
@@ -373,7 +374,7 @@ impl Connection {
     }
 
     fn frontend(&self) -> MutexGuard<'_, Frontend> {
-        self.frontend.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.frontend)
     }
 }
 

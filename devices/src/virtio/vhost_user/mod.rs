@@ -17,9 +17,10 @@ mod tests;
 use std::borrow::Cow;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pci::state::{StateError, Writer};
+use pci::sync::lock;
 use thiserror::Error;
 use virtio_bindings::{virtio_blk, virtio_net};
 use vm_memory::{GuestAddressSpace, GuestMemoryBackend};
@@ -231,7 +232,7 @@ impl Device for Remote {
     }
 
     fn report_to(&mut self, listener: Listener) {
-        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).report_to(listener);
+        lock(&self.complaints).report_to(listener);
     }
 
     fn queue_sizes(&self) -> &[u16] {

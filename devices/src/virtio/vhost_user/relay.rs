@@ -2,9 +2,10 @@
 //! changes of the configuration on, sees the server end, and takes the rings back.
 
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use log::Level;
+use pci::sync::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::connection::{Connection, ConnectionError};
@@ -51,7 +52,7 @@ impl Relay {
         let connection = match self.begin(stop) {
             Ok(connection) => connection,
             Err(error) => {
-                let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut complaints = lock(&self.complaints);
                 complaints.fail_error(Level::Error, format_args!("{}: the device gives up", self.name), &error);
                 self.server.current().close();
                 self.start.signals.give_up();
@@ -69,7 +70,7 @@ impl Relay {
                     true
                 }
                 Err(error) => {
-                    let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut complaints = lock(&self.complaints);
                     complaints.fail_error(Level::Warn, format_args!("{}: its server does not stop", self.name), &error);
                     connection.close();
                     self.start.signals.give_up();
@@ -78,7 +79,7 @@ impl Relay {
             },
             Ended::Gone => {
                 let (path, name) = (self.server.path().display(), &self.name);
-                let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut complaints = lock(&self.complaints);
                 complaints.fail(Level::Error, format_args!("{name}: the server at {path} is gone; the device gives up"));
                 connection.close();
                 self.start.signals.give_up();

@@ -3,8 +3,9 @@
 //! What a guest was told of the device stays as it was: a process that comes back must offer the same.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use pci::sync::lock;
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
@@ -55,7 +56,7 @@ impl Server {
 
     /// The device's configuration as it was last told.
     pub(super) fn config(&self) -> Vec<u8> {
-        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.config).clone()
     }
 
     /// Asks for the configuration again. Whether it is another one.
@@ -64,7 +65,7 @@ impl Server {
             return Ok(false);
         }
         let read = self.current().config(self.config_len)?;
-        let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut config = lock(&self.config);
         let changed = *config != read;
         *config = read;
         Ok(changed)
@@ -72,7 +73,7 @@ impl Server {
 
     /// The conversation, which may have ended.
     pub(super) fn current(&self) -> Arc<Connection> {
-        Arc::clone(&self.connection.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&lock(&self.connection))
     }
 
     /// A conversation that goes on: the one that there is, or one with the process that listens there by now.
@@ -88,8 +89,8 @@ impl Server {
             return Err(ServerError::Less { path: self.path.clone(), missing });
         }
         let connection = Arc::new(connection);
-        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
-        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&connection);
+        *lock(&self.config) = config;
+        *lock(&self.connection) = Arc::clone(&connection);
         Ok(connection)
     }
 

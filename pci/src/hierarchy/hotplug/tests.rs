@@ -11,6 +11,7 @@ use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::slot::SlotEvent;
+use crate::sync::lock;
 use crate::testing::{FakeEndpoint, FakeIntx, FakeMsi, dword, tree};
 use crate::topology::tests::{downstream, endpoint, hot, kept, mem32, mem64, roomy, root_port, topology, upstream};
 use crate::topology::{Plan, PlannedKind};
