@@ -13,7 +13,7 @@
 //! | how do devices come and go? | [`hotplug`], [`bus_slots`], [`slot_events`], [`arrivals`], [`additions`] |
 //! | how do processors and memory come and go? | [`resize`], [`ejected`] |
 //! | what stays through a reset? | [`changes`] |
-//! | who runs a machine from its start to its end? | [`run`], [`outputs`], [`driver`], [`signals`], [`terminal`], `working_set` |
+//! | who runs a machine from its start to its end? | [`run`], [`outputs`], [`main_loop`], [`signals`], [`terminal`], `working_set` |
 //! | who carries out what API clients ask for? | [`serve`], [`session`], [`between`], `waiting`, [`listing`], `inject` |
 //! | how does a machine go on in another process? | [`snapshot`] |
 //! | what do the other commands do? | [`ctl`], [`topology`], [`check`], [`cdi`], [`demo`] |
@@ -39,7 +39,6 @@ pub mod cold_plug;
 pub mod counters;
 pub mod ctl;
 pub mod demo;
-pub mod driver;
 pub mod effects;
 pub mod ejected;
 pub mod endpoints;
@@ -52,6 +51,7 @@ pub mod kvm;
 pub mod listing;
 pub mod logger;
 pub mod machine;
+pub mod main_loop;
 pub mod memory;
 pub mod mirrors;
 pub mod numa;

@@ -119,7 +119,7 @@ pub trait Attendant {
     fn deadline(&self) -> Option<Instant>;
 }
 
-struct Driver {
+struct Subscriber {
     ending: Arc<Ending>,
     signals: Signals,
     consoles: Vec<Arc<Console>>,
@@ -141,10 +141,10 @@ const ATTENDANT: u32 = 4;
 const WAKE: u32 = 16;
 
 /// Runs until the guest is to stop, or for as long as the sources allow.
-pub fn run(ending: &Arc<Ending>, sources: Sources, mut attendant: Option<&mut dyn Attendant>) -> Result<End, DriverError> {
+pub fn run(ending: &Arc<Ending>, sources: Sources, mut attendant: Option<&mut dyn Attendant>) -> Result<End, MainLoopError> {
     let deadline = sources.limit.map(|limit| (limit, Instant::now() + limit));
-    let mut manager = EventManager::new().map_err(DriverError::Loop)?;
-    let driver = Driver {
+    let mut manager = EventManager::new().map_err(MainLoopError::Loop)?;
+    let subscriber = Subscriber {
         ending: Arc::clone(ending),
         signals: sources.signals,
         consoles: sources.consoles,
@@ -155,7 +155,7 @@ pub fn run(ending: &Arc<Ending>, sources: Sources, mut attendant: Option<&mut dy
         escaped: false,
         end: None,
     };
-    let driver = manager.add_subscriber(driver);
+    let subscriber = manager.add_subscriber(subscriber);
     working_set::trim();
     loop {
         // Before the first wait, too: there may be work from before.
@@ -166,17 +166,17 @@ pub fn run(ending: &Arc<Ending>, sources: Sources, mut attendant: Option<&mut dy
         let next = next.into_iter().chain(deadline.map(|(_, at)| at)).min();
         // Rounded up, or the loop would spin through the last millisecond.
         let left = next.map(|at| at.saturating_duration_since(Instant::now()).as_millis().saturating_add(1));
-        manager.run_with_timeout(left.map_or(-1, |left| i32::try_from(left).unwrap_or(i32::MAX))).map_err(DriverError::Loop)?;
-        if let Some(end) = manager.subscriber_mut(driver).map_err(DriverError::Loop)?.end {
+        manager.run_with_timeout(left.map_or(-1, |left| i32::try_from(left).unwrap_or(i32::MAX))).map_err(MainLoopError::Loop)?;
+        if let Some(end) = manager.subscriber_mut(subscriber).map_err(MainLoopError::Loop)?.end {
             return Ok(end);
         }
         if let Some((limit, _)) = deadline.filter(|(_, at)| Instant::now() >= *at) {
-            return Err(DriverError::TimeLimit { limit });
+            return Err(MainLoopError::TimeLimit { limit });
         }
     }
 }
 
-impl MutEventSubscriber for Driver {
+impl MutEventSubscriber for Subscriber {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         add(ops, &self.ending.event, ENDING, EventSet::IN);
         add(ops, self.signals.event(), SIGNAL, EventSet::IN);
@@ -208,7 +208,7 @@ impl MutEventSubscriber for Driver {
     }
 }
 
-impl Driver {
+impl Subscriber {
     fn drain(&self, data: u32, ops: &mut EventOps<'_>) {
         let index = usize::try_from((data - WAKE) / 2).unwrap_or(usize::MAX);
         let Some(console) = self.consoles.get(index) else { return };
@@ -308,7 +308,7 @@ fn add(ops: &mut EventOps<'_>, fd: &dyn AsRawFd, data: u32, set: EventSet) {
 
 /// A main loop that cannot run.
 #[derive(Debug, Error)]
-pub enum DriverError {
+pub enum MainLoopError {
     /// epoll.
     #[error("cannot wait for events ({0:?}): the limit of open files may be reached (ulimit -n)")]
     Loop(event_manager::Error),
@@ -333,7 +333,7 @@ mod tests {
         };
         let ending = Ending::new().unwrap();
         let start = Instant::now();
-        assert!(matches!(run(&ending), Err(DriverError::TimeLimit { .. })));
+        assert!(matches!(run(&ending), Err(MainLoopError::TimeLimit { .. })));
         assert!(start.elapsed() >= limit);
         ending.say(End::Power(PowerEvent::PowerOff));
         assert_eq!(run(&ending).unwrap(), End::Power(PowerEvent::PowerOff));

@@ -23,10 +23,10 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::between;
 use crate::changes::Changes;
 use crate::cli::RunOptions;
-use crate::driver::{self, End, Input, Sources};
 use crate::groundwork::Groundwork;
 use crate::kvm::Vm;
 use crate::machine::{Design, Machine, Surroundings};
+use crate::main_loop::{self, End, Input, Sources};
 use crate::run::{RunError, needs};
 use crate::session::{Service, Session};
 use crate::signals::Signals;
@@ -201,11 +201,11 @@ impl Outputs {
             let sources = Sources { signals, consoles: self.consoles.clone(), input, limit: options.time_limit };
             let mut next_changes = Changes::default();
             let end = match &mut service {
-                None => driver::run(&ending, sources, None)?,
+                None => main_loop::run(&ending, sources, None)?,
                 Some(service) => {
                     let mut session = Session::new(service, &mut machine, &design, changes.clone()).map_err(RunError::Event)?;
                     session.started(if restored.is_some() { Phase::Paused } else { Phase::Running });
-                    let end = driver::run(&ending, sources, Some(&mut session))?;
+                    let end = main_loop::run(&ending, sources, Some(&mut session))?;
                     next_changes = session.changes();
                     end
                 }

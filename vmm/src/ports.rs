@@ -18,9 +18,9 @@ use vm_device::device_manager::{IoManager, PioManager};
 
 use crate::address_space::AddressSpace;
 use crate::bus_slots::BusSlots;
-use crate::driver::{End, Ending};
 use crate::kvm::{EdgeLine, Vm};
 use crate::machine::Surroundings;
+use crate::main_loop::{End, Ending};
 use crate::pci_bus::{ConfigPorts, PciBus};
 
 // The tables and the registers mean the same.

@@ -17,13 +17,13 @@ use crate::backends::{BackendError, Backends};
 use crate::boot::{Firmware, FirmwareError};
 use crate::cdi::{self, CdiError};
 use crate::cli::RunOptions;
-use crate::driver::{DriverError, End};
 use crate::groundwork::{Groundwork, GroundworkError, Needs};
 use crate::host::recorded::{RecordedError, RecordedHost};
 use crate::host::{self, HostError};
 use crate::kvm::{CpuidAhead, KvmError, Vm, host_cpuid};
 use crate::logger;
 use crate::machine::{self, Design, MachineError};
+use crate::main_loop::{End, MainLoopError};
 use crate::outputs::Outputs;
 use crate::own_files::{self, Beside, FilesError};
 use crate::plan::{self, Limits, MachinePlan, MachinePlanError};
@@ -385,7 +385,7 @@ pub enum RunError {
     Backend(#[from] BackendError),
     /// The main loop.
     #[error(transparent)]
-    Driver(#[from] DriverError),
+    MainLoop(#[from] MainLoopError),
     /// Consoles.
     #[error(transparent)]
     Console(#[from] ConsoleError),

@@ -20,12 +20,12 @@ use thiserror::Error;
 use crate::additions::{self, Taken};
 use crate::arrivals::Arrivals;
 use crate::cli::RunOptions;
-use crate::driver::End;
 use crate::groundwork::{GroundworkError, TICK};
 use crate::host::{SYSFS, memory_nodes};
 use crate::hotplug::HotPlugError;
 use crate::listing;
 use crate::machine;
+use crate::main_loop::End;
 use crate::numa;
 use crate::own_files::{self, Beside};
 use crate::policy;
@@ -464,7 +464,7 @@ fn kind(error: &RunError) -> ErrorKind {
         RunError::Machine(error) => error.kind(),
         RunError::Kvm(_)
         | RunError::Groundwork(_)
-        | RunError::Driver(_)
+        | RunError::MainLoop(_)
         | RunError::Console(_)
         | RunError::Cpuid
         | RunError::Print(_)
