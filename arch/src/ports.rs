@@ -17,7 +17,8 @@ pub const SLEEP_STATUS: u16 = 0x601;
 pub const SLEEP_TYPE_S5: u8 = 5;
 
 /// Registers of devices that come and go on buses without slot registers: three dwords with a bit for each device number of a bus
-/// where devices come, or for places of devices that may only leave, of several buses. Which came and which are to leave (both read and cleared by reading), and which the guest has let go of (written).
+/// where devices come, or for places of devices that may only leave, of several buses. Which came and which are to leave (both
+/// read and cleared by reading), and which the guest has let go of (written).
 pub const BUS_SLOTS: u16 = 0x640;
 /// Number of ports of one bus's registers; those of the next bus follow.
 pub const BUS_SLOTS_LEN: u16 = 12;

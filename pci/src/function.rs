@@ -134,8 +134,8 @@ pub trait PciFunction: Send {
     fn take_reset(&mut self) -> Option<Arc<dyn ResetWork>> {
         None
     }
-    /// `_work`, which [`PciFunction::take_reset`] gave, was run. Somebody else may have said so before, and a later reset may have
-    /// begun since, which this does not end.
+    /// `_work`, which [`PciFunction::take_reset`] gave, was run. Somebody else may have said so before, and a later reset may
+    /// have begun since, which this does not end.
     fn end_reset(&mut self, _work: &Arc<dyn ResetWork>) {}
     /// Whether bus mastering is enabled in its command register.
     fn bus_master(&self) -> bool;

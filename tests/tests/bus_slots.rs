@@ -1,5 +1,5 @@
-//! Devices that come to a conventional bus and leave it by ACPI, and those of the start that leave, from the outside: a guest that
-//! drives the registers as ACPI's methods do.
+//! Devices that come to a conventional bus and leave it by ACPI, and those of the start that leave, from the outside: a guest
+//! that drives the registers as ACPI's methods do.
 
 use std::thread;
 use std::time::Duration;
@@ -104,8 +104,8 @@ fn bridges_that_cannot_be_are_refused_with_the_limit() {
     }
 }
 
-/// A machine of vm.create with the built-in policy, whose guest follows two registers: a disk and a source of random numbers on the
-/// root bus, three stubs below root ports.
+/// A machine of vm.create with the built-in policy, whose guest follows two registers: a disk and a source of random numbers on
+/// the root bus, three stubs below root ports.
 fn created(folder: &tempfile::TempDir) -> Server {
     let disk = folder.path().join("d.img");
     std::fs::write(&disk, vec![0; 1 << 20]).unwrap_or_else(|error| panic!("{error}"));

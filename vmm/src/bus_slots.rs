@@ -1,6 +1,6 @@
-//! The registers by which devices come and go on buses without slot registers, a root bus and conventional ones, and by which those
-//! leave that were there from the start: tells the guest what to look at, and the main loop what the guest has let go of. ACPI
-//! methods read and write them (`arch`: `x86_64::acpi`).
+//! The registers by which devices come and go on buses without slot registers, a root bus and conventional ones, and by which
+//! those leave that were there from the start: tells the guest what to look at, and the main loop what the guest has let go of.
+//! ACPI methods read and write them (`arch`: `x86_64::acpi`).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

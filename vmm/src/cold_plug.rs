@@ -173,8 +173,8 @@ fn on_root_port(topology: &mut Topology, group: Group) {
     group.hang(topology, &port, Some(0));
 }
 
-/// Hangs Banyan's own devices before all others, in their order: each on the root complex `root`, or, if it is to be on a port, on a
-/// root port of its own.
+/// Hangs Banyan's own devices before all others, in their order: each on the root complex `root`, or, if it is to be on a port,
+/// on a root port of its own.
 pub fn place_own(topology: &mut Topology, root: &Name, devices: Vec<Own>) {
     let mut own = Topology::default();
     for Own { name, endpoint, on_port } in devices {

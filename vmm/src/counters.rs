@@ -1,5 +1,5 @@
-//! What a guest cost: exits by reason, memory slots, DMA maps, interrupt routes; and what passed through its disks and interfaces.
-//! Counts, never times.
+//! What a guest cost: exits by reason, memory slots, DMA maps, interrupt routes; and what passed through its disks and
+//! interfaces. Counts, never times.
 
 use std::fmt;
 

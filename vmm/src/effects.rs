@@ -300,8 +300,8 @@ impl Mapper {
         }
     }
 
-    /// Before all else: a slot that is set behind a doorbell waits until KVM has done away with what it kept of the doorbells before,
-    /// which takes milliseconds at a start. Mirrors and BARs are never at one place.
+    /// Before all else: a slot that is set behind a doorbell waits until KVM has done away with what it kept of the doorbells
+    /// before, which takes milliseconds at a start. Mirrors and BARs are never at one place.
     fn place_mirrors(&mut self, effects: &[Effect]) {
         let Some(mirrors) = &mut self.mirrors else { return };
         let mut changed = false;

@@ -376,8 +376,8 @@ impl Spec {
         cold_plug::place_own(&mut self.topology, &root, own);
     }
 
-    /// What stubs show of their place: a link below a port, none on a root bus, nothing of PCI Express on a conventional bus. Virtual
-    /// functions are for the first of these.
+    /// What stubs show of their place: a link below a port, none on a root bus, nothing of PCI Express on a conventional bus.
+    /// Virtual functions are for the first of these.
     fn attach_stubs(&mut self) -> Result<(), SpecError> {
         let kinds: BTreeMap<&Name, PortKind> = self
             .topology

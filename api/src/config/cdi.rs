@@ -13,7 +13,8 @@ pub enum CdiMistakes {
     /// file that cannot be understood keeps the devices that it names from starting.
     #[default]
     Refuse,
-    /// A warning: the files are for all machines of a host. A device that is asked for by its name in them has to be found all the same.
+    /// A warning: the files are for all machines of a host. A device that is asked for by its name in them has to be found all
+    /// the same.
     Warn,
 }
 

@@ -118,8 +118,8 @@ choice!(
     ResetPolicy {
         /// The guest starts again in the same process.
         Reboot = "reboot",
-        /// The process ends, also when the guest's kernel says that it panicked: Kata Containers cannot follow a guest that starts
-        /// again.
+        /// The process ends, also when the guest's kernel says that it panicked: Kata Containers cannot follow a guest that
+        /// starts again.
         #[default]
         Exit = "exit",
     }

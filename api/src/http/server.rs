@@ -355,8 +355,8 @@ impl Refusal {
     }
 }
 
-/// The end of a connection whose client may still be sending: the reply, if `error` says why a head cannot be read, and what comes
-/// until the client ends its side, too.
+/// The end of a connection whose client may still be sending: the reply, if `error` says why a head cannot be read, and what
+/// comes until the client ends its side, too.
 async fn part(stream: &UnixStream, error: Option<hyper::Error>) {
     if let Some(error) = error {
         refuse_unread(stream, &error).await;

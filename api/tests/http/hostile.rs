@@ -22,7 +22,8 @@ fn send_raw(vmm: &Vmm, request: &[u8]) -> Option<u16> {
     client.receive().map(|got| got.status())
 }
 
-/// Sends all of `request`, and gets the whole of a refusal in the usual form that says `what`, and then the end of the connection.
+/// Sends all of `request`, and gets the whole of a refusal in the usual form that says `what`, and then the end of the
+/// connection.
 fn refused_by_its_head(vmm: &Vmm, request: &[u8], what: &str) {
     let mut client = vmm.connect();
     client.send(request);

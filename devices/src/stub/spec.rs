@@ -108,8 +108,8 @@ impl StubSpec {
         }
     }
 
-    /// What its virtual functions are: memory behind the VF BARs, and MSI-X and control registers like its own, as far as these have
-    /// room there. Copies need bus mastering of both functions. `None` if it has none that can be enabled.
+    /// What its virtual functions are: memory behind the VF BARs, and MSI-X and control registers like its own, as far as these
+    /// have room there. Copies need bus mastering of both functions. `None` if it has none that can be enabled.
     #[must_use]
     pub fn virtual_function(&self) -> Option<Self> {
         let (sriov, Attachment::Link(link)) = (self.sriov?, self.on) else { return None };

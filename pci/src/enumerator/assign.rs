@@ -35,8 +35,8 @@ pub fn assign(cycles: &mut dyn Cycles, root: &PlannedRootComplex) -> Result<Vec<
     Ok(found)
 }
 
-/// Gives the BARs of what was added on `bus`, which is the link of `port`, places in the windows of its bridge, which stay as they are, and
-/// switches decoding and bus mastering on. Returns the functions with what was written.
+/// Gives the BARs of what was added on `bus`, which is the link of `port`, places in the windows of its bridge, which stay as
+/// they are, and switches decoding and bus mastering on. Returns the functions with what was written.
 pub fn added(cycles: &mut dyn Cycles, port: Sbdf, bus: u8, windows: Windows) -> Result<Vec<Found>, AssignError> {
     let mut enumerator = Enumerator { cycles, segment: port.segment };
     let found = enumerator.scan_bus(bus, Some(port));

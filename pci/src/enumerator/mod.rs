@@ -102,7 +102,8 @@ mod reg {
 }
 
 /// Finds every function below `root_bus` by the bus numbers that the bridges have. Sizes BARs with decode off and restores
-/// what it changed, but for ARI forwarding, which stays on above devices that are found by it. Functions come in the order in which they are found: a bus first, then what is below its bridges.
+/// what it changed, but for ARI forwarding, which stays on above devices that are found by it. Functions come in the order in
+/// which they are found: a bus first, then what is below its bridges.
 pub fn walk(cycles: &mut dyn Cycles, segment: u16, root_bus: u8) -> Vec<Found> {
     let mut enumerator = Enumerator { cycles, segment };
     let mut found = Vec::new();

@@ -138,8 +138,8 @@ impl Hierarchy {
     }
 
     /// Takes the device at number `device` out of the bus on `on` at once: its functions read all ones from here on and never
-    /// come back. Below a port without slot registers the link goes down. Returns the functions; none if there is none, if it is a
-    /// port, or if the port has a slot, which tells the guest of what leaves ([`Hierarchy::unplug`]).
+    /// come back. Below a port without slot registers the link goes down. Returns the functions; none if there is none, if it is
+    /// a port, or if the port has a slot, which tells the guest of what leaves ([`Hierarchy::unplug`]).
     pub fn unplug_from_bus(&mut self, on: Parent, device: u8, effects: &mut Vec<Effect>) -> Vec<(FunctionId, Shared)> {
         let functions = self.devices_on(on).remove(&device).unwrap_or_default();
         let (with_slot, with_link) = match on {

@@ -61,8 +61,8 @@ impl Hierarchy {
         self.reach.settle(&wanted, effects);
     }
 
-    /// Tells which mirrors lie where configuration reads reach their functions, and show what those give. Looks at all: one bridge
-    /// that moves can take another's place.
+    /// Tells which mirrors lie where configuration reads reach their functions, and show what those give. Looks at all: one
+    /// bridge that moves can take another's place.
     pub(super) fn settle_mirrors(&mut self, effects: &mut Vec<Effect>) {
         // Neighbours are on one bus, so the way there is looked up once for all of them.
         let mut looked_up = None;

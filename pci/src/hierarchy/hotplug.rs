@@ -171,8 +171,8 @@ impl Hierarchy {
         inserted
     }
 
-    /// Shows a function that comes to the bus on `on` in `mirror`, as far as that bus carries configuration space. Returns whether
-    /// it can be shown.
+    /// Shows a function that comes to the bus on `on` in `mirror`, as far as that bus carries configuration space. Returns
+    /// whether it can be shown.
     pub fn show(&self, on: Parent, function: &Shared, mirror: Arc<dyn Mirror>) -> bool {
         let mirror = if self.is_conventional_bus(on) { Conventional::begin(mirror) } else { mirror };
         lock(function).mirror(&mirror)

@@ -1,8 +1,8 @@
-//! Asks for the host's CPUID on a thread of its own, while others read a command line and make the VM: of all that a start asks of
-//! the kernel it takes the longest.
+//! Asks for the host's CPUID on a thread of its own, while others read a command line and make the VM: of all that a start asks
+//! of the kernel it takes the longest.
 //!
-//! A thread that is new may find no processor to run on for longer than the question takes. Who needs the answer before that thread
-//! has begun asks in its place.
+//! A thread that is new may find no processor to run on for longer than the question takes. Who needs the answer before that
+//! thread has begun asks in its place.
 
 use std::sync::{Arc, OnceLock};
 use std::thread;

@@ -241,8 +241,8 @@ impl MemControl {
         lock(&self.blocks).complaints.report_to(listener);
     }
 
-    /// The guest takes the `count` blocks at `at`. `broken_off` is asked between blocks, and between pieces of large ones, for what
-    /// to answer in place of going on.
+    /// The guest takes the `count` blocks at `at`. `broken_off` is asked between blocks, and between pieces of large ones, for
+    /// what to answer in place of going on.
     pub(super) fn plug(
         &self,
         at: u64,

@@ -59,7 +59,8 @@ impl Relay {
                 return false;
             }
         };
-        // For what came while nobody had the rings, or while the server had one that was not enabled: many forget rings of its bell.
+        // For what came while nobody had the rings, or while the server had one that was not enabled: many forget rings of its
+        // bell.
         self.start.rings.iter().for_each(|ring| ring.bell().ring());
         match self.relay(&connection, stop) {
             // Without an answer the server may still write to guest memory: it gets no more of it.
