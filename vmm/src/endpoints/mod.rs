@@ -301,7 +301,7 @@ impl Factory {
         let path = host::scan::directory(Path::new(host::SYSFS), at);
         let domain = match &self.domain {
             Some(domain) => Arc::clone(domain),
-            None => Arc::new(Domain::new(Box::new(self.vm.create_vfio_device()?))?),
+            None => Arc::new(Domain::new(Box::new(self.vm.vfio_groups()?))?),
         };
         self.pin_balloon();
         if domain.is_empty() {

@@ -112,7 +112,7 @@ impl Groundwork {
         for (at, name) in &needs.functions {
             let domain = match &functions.domain {
                 Some(domain) => Arc::clone(domain),
-                None => Arc::new(Domain::new(Box::new(vm.create_vfio_device()?))?),
+                None => Arc::new(Domain::new(Box::new(vm.vfio_groups()?))?),
             };
             let path = host::scan::directory(Path::new(host::SYSFS), *at);
             let function = HostFunction::open(name, &path, &domain)?;

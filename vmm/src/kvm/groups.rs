@@ -3,13 +3,14 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 
 use devices::vfio::GroupWatcher;
 use kvm_bindings::{KVM_DEV_VFIO_FILE, KVM_DEV_VFIO_FILE_ADD, KVM_DEV_VFIO_FILE_DEL, kvm_device_attr};
 use kvm_ioctls::DeviceFd;
 
 /// KVM's list of groups. A VM has one.
-pub struct VfioGroups(pub(super) DeviceFd);
+pub struct VfioGroups(pub(super) Arc<DeviceFd>);
 
 impl VfioGroups {
     fn set(&self, attribute: u32, group: BorrowedFd<'_>) -> io::Result<()> {

@@ -4,15 +4,16 @@
 //! period (milliseconds in place of microseconds). [`Vm::create_interrupt_controller`] marks that point.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use arch::memory_map::{KVM_IDENTITY_MAP, KVM_TSS};
 use kvm_bindings::{
     CpuId, KVM_API_VERSION, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_MAX_CPUID_ENTRIES,
     kvm_clock_data, kvm_create_device, kvm_device_type_KVM_DEV_TYPE_VFIO, kvm_irqchip,
 };
-use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, DeviceFd, Kvm, VcpuFd, VmFd};
 use pci::state::{Reader, StateError, Writer};
+use pci::sync::lock;
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
@@ -25,6 +26,8 @@ const CHIPS: [u32; 3] = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQC
 pub struct Vm {
     kvm: Kvm,
     fd: Arc<VmFd>,
+    /// Once somebody asked for it.
+    vfio: Mutex<Option<Arc<DeviceFd>>>,
 }
 
 impl Vm {
@@ -32,7 +35,7 @@ impl Vm {
     pub fn new() -> Result<Self, KvmError> {
         let kvm = open()?;
         let fd = kvm.create_vm().map_err(|error| KvmError::step("create a virtual machine", error))?;
-        Ok(Self { kvm, fd: Arc::new(fd) })
+        Ok(Self { kvm, fd: Arc::new(fd), vfio: Mutex::default() })
     }
 
     /// The VM's descriptor, for parts that inject interrupts or set memory slots.
@@ -94,11 +97,19 @@ impl Vm {
         self.fd.create_vcpu(u64::from(id)).map_err(|error| KvmError::Vcpu { id, source: error.into() })
     }
 
-    /// Creates the pseudo-device through which KVM learns of VFIO groups (device coherency).
-    pub fn create_vfio_device(&self) -> Result<VfioGroups, KvmError> {
-        let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
-        let device = self.fd.create_device(&mut device);
-        device.map(VfioGroups).map_err(|error| KvmError::step("create the KVM VFIO device", error))
+    /// The pseudo-device through which KVM learns of VFIO groups (device coherency). A VM has one, made when it is first asked for:
+    /// KVM refuses a second, and may keep the first until the VM ends (linux: Documentation/virt/kvm/devices/vfio.rst).
+    pub fn vfio_groups(&self) -> Result<VfioGroups, KvmError> {
+        let mut made = lock(&self.vfio);
+        let device = match &*made {
+            Some(device) => Arc::clone(device),
+            None => {
+                let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, fd: 0, flags: 0 };
+                let device = self.fd.create_device(&mut device);
+                Arc::new(device.map_err(|error| KvmError::step("create the KVM VFIO device", error))?)
+            }
+        };
+        Ok(VfioGroups(Arc::clone(made.insert(device))))
     }
 }
 
@@ -211,5 +222,20 @@ impl KvmError {
     #[must_use]
     pub fn step(what: &'static str, error: kvm_ioctls::Error) -> Self {
         Self::Step { what, source: error.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+    fn a_host_function_after_one_that_could_not_be_opened_finds_the_list_of_groups() {
+        let vm = Vm::new().unwrap();
+        let first = vm.vfio_groups();
+        let second = vm.vfio_groups();
+        // Kernels without VFIO have none, for the second neither.
+        assert_eq!(first.is_ok(), second.is_ok(), "{:?}", second.err());
     }
 }
