@@ -110,10 +110,10 @@ pub enum CtlCommand {
     /// Add a device: a function of the host or a stub
     ///
     /// DEVICE is written as for `banyan run --device`: an address such as 0000:03:00.0 or the word stub, and keys such as id,
-    /// on=PORT and clique. Without on it goes to the first free hot-plug port with room for its BARs; `list` shows the ports. A
-    /// machine has such ports if it was started with `--pcie root-ports=N` or `switch-ports=N`. With `hot-plug=bridge-port` or
-    /// `bridges=N` it has conventional buses for what says attach=pci or finds no port; device=N names a device number there.
-    /// Disks, interfaces and other virtio devices do not come to them. Several DEVICEs are the functions of one device, with
+    /// on=PORT and clique. Without on it goes to the root bus with `--pcie root-hot-plug=on`, the default of machines of vm.create;
+    /// else to the first free hot-plug port with room for its BARs, which `--pcie root-ports=N` and `switch-ports=N` make and `list`
+    /// shows; else, or with attach=pci, to a conventional bus, of `hot-plug=bridge-port` or `bridges=N`. device=N names a device
+    /// number of a bus. Disks, interfaces and other virtio devices come to no conventional bus. Several DEVICEs are the functions of one device, with
     /// numbers as `function` says, 0 among them: the guest finds all of them at once.
     AddDevice {
         /// The device, as for `banyan run --device`, or its functions
@@ -126,10 +126,11 @@ pub enum CtlCommand {
         #[arg(value_name = "DISK", value_parser = boxed::<DiskConfig>)]
         disk: Box<DiskConfig>,
     },
-    /// Remove a device from its hot-plug port or bus; before `boot`, from the machine that will be
+    /// Remove a device from its port or bus; before `boot`, from the machine that will be
     ///
-    /// When it leaves a port, `banyan run --pcie removal=HOW` decides: at once, or once the guest has let it go, at most 30
-    /// seconds later. From conventional buses and the root bus it always leaves when the guest has let it go.
+    /// When it leaves a hot-plug port, `banyan run --pcie removal=HOW` decides: at once, or once the guest has let it go, at most
+    /// 30 seconds later. From a root bus, a conventional bus or a port without a slot it always leaves when the guest has let it go;
+    /// what was there from the start leaves root buses and such ports with `--pcie cold-removal=on`, which vm.create sets.
     RemoveDevice {
         /// Its name, as `list` shows it
         #[arg(value_name = "ID")]

@@ -19,7 +19,7 @@ Exit codes:
   0      the guest powered off, or Ctrl-A x was typed
   1      an error, before the start or later; standard error says which
   2      the command line is wrong
-  4      the guest reset itself and --no-reboot was given
+  4      the guest reset itself, or its watchdog did, and --no-reboot was given
   6      triple fault: the guest's processor had no way to go on
   8      KVM could not go on, as with an instruction that it does not emulate
   10     the guest's kernel said by the panic port of vm.create that it panicked
