@@ -4,8 +4,9 @@
 use devices::stub::{StubInterrupt, StubSpec};
 use pci::bar::BarKind;
 use pci::emulated::Attachment;
-use pci::ids::{ClassCode, Ids, own};
+use pci::ids::{ClassCode, Ids};
 use pci::link::LinkRate;
+use pci::port::own_ids;
 use pci::topology::{Name, Parent, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PortKind, Window};
 use thiserror::Error;
 
@@ -268,18 +269,6 @@ fn place(function: &PlannedFunction) -> String {
 
 const fn yes_no(value: bool) -> &'static str {
     if value { "yes" } else { "no" }
-}
-
-/// What a port shows when the topology names no ids.
-const fn own_ids(kind: PortKind) -> Ids {
-    let device = match kind {
-        PortKind::Root => own::ROOT_PORT,
-        PortKind::Upstream => own::UPSTREAM_PORT,
-        PortKind::Downstream => own::DOWNSTREAM_PORT,
-        PortKind::PciBridge => own::PCI_BRIDGE,
-    };
-    let (subsystem_vendor, subsystem) = own::SUBSYSTEM;
-    Ids { vendor: own::VENDOR, device, class: ClassCode::BRIDGE, revision: 0, subsystem_vendor, subsystem }
 }
 
 /// An endpoint of which nothing is expected.
