@@ -38,6 +38,24 @@ pub enum Event {
         /// Why.
         why: String,
     },
+    /// The host reported an error of a device's hardware. The guest goes on with the device, and was not told.
+    DeviceError {
+        /// Its name.
+        id: String,
+        /// Its address on the host.
+        host_bdf: String,
+        /// What is known of it.
+        why: String,
+    },
+    /// The host wants a device back.
+    DeviceRequested {
+        /// Its name.
+        id: String,
+        /// Its address on the host.
+        host_bdf: String,
+        /// What follows.
+        why: String,
+    },
     /// The guest's kernel cannot go on and has said so, or its processor cannot.
     GuestPanic(String),
     /// The guest has ended.
@@ -63,10 +81,16 @@ impl Event {
             Self::DeviceMoved(device) => with_address("device-moved", device),
             Self::DeviceRemoved(id) => json!({ "event": "device-removed", "id": id }),
             Self::DeviceFailed { id, why } => json!({ "event": "device-failed", "id": id, "why": why }),
+            Self::DeviceError { id, host_bdf, why } => with_host("device-error", id, host_bdf, why),
+            Self::DeviceRequested { id, host_bdf, why } => with_host("device-requested", id, host_bdf, why),
             Self::GuestPanic(why) => json!({ "event": "guest-panic", "why": why }),
             Self::Ended(why) => json!({ "event": "ended", "why": why }),
         }
     }
+}
+
+fn with_host(event: &str, id: &str, host_bdf: &str, why: &str) -> Value {
+    json!({ "event": event, "id": id, "host_bdf": host_bdf, "why": why })
 }
 
 fn with_address(event: &str, device: &DeviceInfo) -> Value {
@@ -242,6 +266,16 @@ mod tests {
             r#"{"done":1000,"event":"progress","percent":100,"step":"dma-map","total":1000}"#,
         ];
         assert_eq!(heard(&mut listener), expected);
+    }
+
+    #[test]
+    fn what_the_host_says_of_a_device_names_it_on_both_sides() {
+        let (id, host_bdf, why) = ("gpu".to_owned(), "0000:17:00.0".to_owned(), "x".to_owned());
+        let error = Event::DeviceError { id: id.clone(), host_bdf: host_bdf.clone(), why: why.clone() };
+        let expected = r#"{"event":"device-error","host_bdf":"0000:17:00.0","id":"gpu","why":"x"}"#;
+        assert_eq!(error.json().to_string(), expected);
+        let requested = Event::DeviceRequested { id, host_bdf, why };
+        assert_eq!(requested.json().to_string(), expected.replace("error", "requested"));
     }
 
     #[test]

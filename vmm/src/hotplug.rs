@@ -4,11 +4,12 @@
 //! The guest sets its own pace. A request is answered when the guest has been told; what a device held is given back when the
 //! guest has taken note, or after a deadline.
 
+mod asked;
 mod coming;
 pub(crate) mod newcomer;
 mod refusal;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -57,6 +58,8 @@ pub struct HotPlug {
     failures: Vec<Event>,
     /// What guests said of the device in each port, as often as they like.
     complaints: BTreeMap<Name, Complaints>,
+    /// Devices that the host wants back and that cannot leave. They are not there after a reset.
+    kept: BTreeSet<Name>,
     /// While the guest is held, nothing that it has to do becomes overdue.
     paused: Option<Instant>,
 }
@@ -70,6 +73,8 @@ struct Leaving {
     deadline: Instant,
     /// Where it is on a bus with several device numbers; `None` for one in the slot of a port.
     slot: Option<Slot>,
+    /// The host waits for it, and goes on waiting while the guest is held.
+    urgent: bool,
 }
 
 enum Stage {
@@ -96,6 +101,7 @@ impl HotPlug {
             named: 0,
             failures: Vec::new(),
             complaints: BTreeMap::new(),
+            kept: BTreeSet::new(),
             paused: None,
         })
     }
@@ -112,6 +118,7 @@ impl HotPlug {
         for leaving in &self.leaving {
             self.changes.remove(&leaving.names);
         }
+        self.changes.remove(&self.kept.into_iter().filter(|name| self.endpoints.contains_key(name)).collect::<Vec<_>>());
         self.coming.into_devices().for_each(|added| self.changes.add(added));
         self.changes
     }
@@ -131,7 +138,7 @@ impl HotPlug {
     pub fn resume(&mut self, now: Instant) {
         if let Some(since) = self.paused.take() {
             let held = now.saturating_duration_since(since);
-            self.leaving.iter_mut().for_each(|leaving| leaving.deadline += held);
+            self.leaving.iter_mut().filter(|leaving| !leaving.urgent).for_each(|leaving| leaving.deadline += held);
         }
     }
 
@@ -273,7 +280,14 @@ impl HotPlug {
             let port = functions.first().map(|(id, _)| *id).ok_or(HotPlugError::Nothing)?;
             slots.ask(slot);
             let names = functions.into_iter().map(|(_, name)| name).collect();
-            self.leaving.push(Leaving { names, port, stage: Stage::Asked, deadline: now + RELEASE, slot: Some(slot) });
+            self.leaving.push(Leaving {
+                names,
+                port,
+                stage: Stage::Asked,
+                deadline: now + RELEASE,
+                slot: Some(slot),
+                urgent: false,
+            });
             return Ok(());
         }
         let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
@@ -283,10 +297,17 @@ impl HotPlug {
             .ok_or_else(|| HotPlugError::Fixed { name: name.clone(), cold_removal: self.cold_removal })?;
         let names: Vec<Name> = port.occupants.into_iter().map(|(_, name)| name).collect();
         if port.removal == Some(Removal::Surprise) {
-            return self.take_out(machine, names, port.id, None, now);
+            return self.take_out(machine, names, port.id, None, false, now);
         }
         machine.pci().change(|tree| tree.hierarchy.request_removal(port.id))?;
-        self.leaving.push(Leaving { names, port: port.id, stage: Stage::Asked, deadline: now + RELEASE, slot: None });
+        self.leaving.push(Leaving {
+            names,
+            port: port.id,
+            stage: Stage::Asked,
+            deadline: now + RELEASE,
+            slot: None,
+            urgent: false,
+        });
         Ok(())
     }
 
@@ -301,6 +322,7 @@ impl HotPlug {
         names: Vec<Name>,
         port: FunctionId,
         slot: Option<Slot>,
+        urgent: bool,
         now: Instant,
     ) -> Result<(), HotPlugError> {
         if let (Some(slot), Some(slots)) = (slot, machine.bus_slots()) {
@@ -308,12 +330,12 @@ impl HotPlug {
             let gone = machine.pci().change(|tree| tree.hierarchy.unplug_from_bus(slot.on, slot.number, &mut tree.effects));
             slots.clear(slot);
             log::info!("{} left its bus", list(&names));
-            self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now, slot: Some(slot) });
+            self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now, slot: Some(slot), urgent });
             return Ok(());
         }
         let gone = machine.pci().change(|tree| tree.hierarchy.unplug(port, &mut tree.effects))?;
         log::info!("{} left its port", list(&names));
-        self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now + NOTE, slot: None });
+        self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now + NOTE, slot: None, urgent });
         Ok(())
     }
 
@@ -330,7 +352,7 @@ impl HotPlug {
             ready.extend(self.leaving.extract_if(.., |leaving| leaving.port == port && leaving.stage.ends_with(event)));
         }
         let held = self.paused.is_some();
-        for late in self.leaving.extract_if(.., |leaving| leaving.deadline <= now && !held) {
+        for late in self.leaving.extract_if(.., |leaving| leaving.deadline <= now && (leaving.urgent || !held)) {
             let names = list(&late.names);
             match late.stage {
                 Stage::Asked => {
@@ -349,7 +371,8 @@ impl HotPlug {
         for leaving in ready {
             match leaving.stage {
                 Stage::Asked => {
-                    if let Err(error) = self.take_out(machine, leaving.names.clone(), leaving.port, leaving.slot, now) {
+                    let (names, port, slot) = (leaving.names.clone(), leaving.port, leaving.slot);
+                    if let Err(error) = self.take_out(machine, names, port, slot, leaving.urgent, now) {
                         log::error!("{} stays in its port: {error}", list(&leaving.names));
                     }
                 }
@@ -380,8 +403,8 @@ impl HotPlug {
     /// When something is overdue.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        let deadlines = self.leaving.iter().map(|leaving| leaving.deadline);
-        deadlines.min().filter(|_| self.paused.is_none())
+        let counts = |leaving: &&Leaving| leaving.urgent || self.paused.is_none();
+        self.leaving.iter().filter(counts).map(|leaving| leaving.deadline).min()
     }
 
     /// The name that `device` has or gets. Devices and ports share their names.

@@ -10,7 +10,7 @@
 //! | what takes long before a machine can start? | [`groundwork`], [`memory`], [`backends`] |
 //! | what is a machine made of, and in which order? | [`machine`], [`endpoints`], [`ports`], [`boot`], [`vcpu`], [`kvm`] |
 //! | who answers an access, and what follows from a write? | [`pci_bus`], [`address_space`], [`effects`], [`mirrors`] |
-//! | how do devices come and go? | [`hotplug`], [`bus_slots`], [`slot_events`], [`arrivals`], [`additions`] |
+//! | how do devices come and go? | [`hotplug`], [`bus_slots`], [`slot_events`], [`host_signals`], [`arrivals`], [`additions`] |
 //! | how do processors and memory come and go? | [`resize`], [`ejected`] |
 //! | what stays through a reset? | [`changes`] |
 //! | who runs a machine from its start to its end? | [`run`], [`outputs`], [`main_loop`], [`signals`], [`terminal`], `working_set` |
@@ -45,6 +45,7 @@ pub mod endpoints;
 pub mod files;
 pub mod groundwork;
 pub mod host;
+pub mod host_signals;
 pub mod hotplug;
 mod inject;
 pub mod kvm;

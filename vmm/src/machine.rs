@@ -37,6 +37,7 @@ use crate::effects::Mapper;
 use crate::ejected::Ejected;
 use crate::endpoints::{EndpointError, Factory};
 use crate::groundwork::{Groundwork, GroundworkError, Preparation, Work, fixed, touch_in_background};
+use crate::host_signals::HostSignals;
 use crate::hotplug::{self, HotPlugError};
 use crate::kvm::{Doorbells, EdgeLine, GsiTable, KvmError, SlotError, Slots, Vm};
 use crate::main_loop::{End, Ending};
@@ -113,6 +114,7 @@ pub struct Machine {
     parked: BTreeMap<u8, Vcpu>,
     slot_events: Arc<SlotEvents>,
     bus_slots: Option<Arc<BusSlots>>,
+    signals: Arc<HostSignals>,
     _firmware: Option<GuestMemoryMmap>,
     factory: Factory,
 }
@@ -158,6 +160,8 @@ impl Machine {
             if used { control.restart(&ram) } else { control.place(*region) }
         }
         let mut factory = Factory::new(Arc::clone(&vm), memory.clone(), functions, Arc::clone(&space), routes.clone(), backends);
+        let signals = Arc::new(HostSignals::new().map_err(MachineError::Event)?);
+        factory.set_signals(Arc::clone(&signals));
         factory.set_failed(Arc::clone(&surroundings.failed));
         factory.set_expired({
             let ending = Arc::clone(&ending);
@@ -249,6 +253,7 @@ impl Machine {
             parked: BTreeMap::new(),
             slot_events,
             bus_slots,
+            signals,
             _firmware: firmware,
             factory,
         })
@@ -416,10 +421,18 @@ impl Machine {
         &self.slot_events
     }
 
+    /// What the host says of its functions.
+    #[must_use]
+    pub const fn host_signals(&self) -> &Arc<HostSignals> {
+        &self.signals
+    }
+
     /// What the guest cost, for `--counters`.
     #[must_use]
     pub fn counters(&self) -> Report {
-        Report::new(&self.threads, &self.pci, &self.routes, self.backends().traffic())
+        let mut by_device = self.backends().traffic();
+        by_device.extend(self.signals.counts());
+        Report::new(&self.threads, &self.pci, &self.routes, by_device)
     }
 }
 

@@ -24,6 +24,7 @@ use crate::between;
 use crate::changes::Changes;
 use crate::cli::RunOptions;
 use crate::groundwork::Groundwork;
+use crate::host_signals::Lookout;
 use crate::kvm::Vm;
 use crate::machine::{Design, Machine, Surroundings};
 use crate::main_loop::{self, End, Input, Sources};
@@ -199,9 +200,14 @@ impl Outputs {
             let input = self.input(&machine, terminal.is_some(), &resume)?;
             let ending = Arc::clone(&machine.ending);
             let sources = Sources { signals, consoles: self.consoles.clone(), input, limit: options.time_limit };
-            let mut next_changes = Changes::default();
+            let mut next_changes = changes.clone();
             let end = match &mut service {
-                None => main_loop::run(&ending, sources, None)?,
+                None => {
+                    let mut lookout = Lookout::new(Arc::clone(machine.host_signals()));
+                    let end = main_loop::run(&ending, sources, Some(&mut lookout))?;
+                    next_changes.remove(&lookout.wanted);
+                    end
+                }
                 Some(service) => {
                     let mut session = Session::new(service, &mut machine, &design, changes.clone()).map_err(RunError::Event)?;
                     session.started(if restored.is_some() { Phase::Paused } else { Phase::Running });

@@ -277,12 +277,7 @@ impl<'a, 's> Session<'a, 's> {
             Command::AddVsock { config, reply } => self.add_virtio(Virtio::Vsock(*config), reply),
             Command::RemoveDevice { id, reply } => {
                 let removed = self.hotplug.remove(self.machine, &id, Instant::now());
-                if removed.is_ok() {
-                    // Names by place would be others' when it has left.
-                    self.service.published.update(|info| additions::name_all(&mut info.config, None));
-                }
-                self.forget();
-                self.publish_devices();
+                self.removed(removed.is_ok());
                 reply.send(removed.map_err(|error| error.for_client()));
             }
             Command::ListDevices { reply } => reply.send(Ok(listing::listing(self.machine, &self.hotplug))),
@@ -346,6 +341,16 @@ impl<'a, 's> Session<'a, 's> {
     fn forget(&self) {
         let there = |id: &str| self.hotplug.endpoint(&Name::from(id)).is_some();
         self.service.published.update(|info| additions::forget(&mut info.config, there));
+    }
+
+    /// Makes known what a removal changes that has begun, or was refused.
+    fn removed(&self, began: bool) {
+        if began {
+            // Names by place would be others' when it has left.
+            self.service.published.update(|info| additions::name_all(&mut info.config, None));
+        }
+        self.forget();
+        self.publish_devices();
     }
 
     /// Puts in devices whose memory is ready, and answers who has waited long enough.
@@ -440,6 +445,7 @@ impl Attendant for Session<'_, '_> {
             self.machine.ejected().as_raw_fd(),
             self.resizer.as_raw_fd(),
             self.hotplug.coming().as_raw_fd(),
+            self.machine.host_signals().as_raw_fd(),
             self.service.arrivals.as_raw_fd(),
             self.written.as_raw_fd(),
         ]
@@ -451,6 +457,9 @@ impl Attendant for Session<'_, '_> {
             self.publish_size();
         }
         let now = Instant::now();
+        if self.hotplug.follow_host(self.machine, now) {
+            self.removed(true);
+        }
         let left = self.hotplug.follow(self.machine, now);
         if left {
             self.forget();

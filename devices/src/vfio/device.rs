@@ -20,6 +20,7 @@ use super::overlay::{Overlay, byte_runs, is_partial};
 use super::patch::{self, Placement, VfioOptions};
 use super::reset::{self, Outcome, Pending};
 use super::rom::Rom;
+use super::signals::{Signal, Signals};
 use super::vectors::{Lender, VectorError};
 use crate::complaints::{Complaints, Listener};
 
@@ -37,6 +38,8 @@ pub struct VfioFunction<D: HostDevice> {
     id: FunctionId,
     routes: Arc<dyn MsiRoutes>,
     complaints: Complaints,
+    /// What the host says of it; they go with it.
+    signals: Option<Arc<Signals>>,
     /// Hardware is under reset.
     resetting: Option<Arc<Pending>>,
     detached: bool,
@@ -79,6 +82,7 @@ impl<D: HostDevice> VfioFunction<D> {
             id,
             routes,
             complaints: Complaints::default(),
+            signals: None,
             resetting: None,
             detached: false,
         };
@@ -223,6 +227,16 @@ impl<D: HostDevice> VfioFunction<D> {
         self.complaints.report_to(listener);
     }
 
+    /// Has the host give `signals` until the function is closed. One that cannot be had is told of.
+    pub fn hear(&mut self, signals: Arc<Signals>) {
+        for signal in Signal::ALL {
+            if let Err(error) = self.host.device.hear(signal, signals.event(signal)) {
+                self.complain("errors and requests of the host are not heard of", &error);
+            }
+        }
+        self.signals = Some(signals);
+    }
+
     /// Hardware decodes, and sends nothing.
     fn quiet(&mut self) {
         if let Err(error) = reset::set_command(&mut self.host.device, 0) {
@@ -237,6 +251,10 @@ impl<D: HostDevice> VfioFunction<D> {
             Outcome::Done => {}
             Outcome::Impossible => {
                 self.complaints.add(Level::Warn, format_args!("device {name}: not reset, the host cannot reset it alone"));
+            }
+            Outcome::Held => {
+                let text = format_args!("device {name}: not reset, the host has hold of it, as while it takes it back");
+                self.complaints.add(Level::Warn, text);
             }
             Outcome::Failed(error) => {
                 let text = format_args!("device {name}: the reset failed, it may be in any state");

@@ -9,6 +9,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
 use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, Resetter};
+use super::signals::Signal;
 
 /// The bytes of a configuration space.
 #[derive(Clone)]
@@ -88,6 +89,12 @@ pub struct State {
     /// Vectors that the host has left.
     pub host_vectors: usize,
     pub reads_fail: bool,
+    pub reports_errors: bool,
+    pub hears_nothing: bool,
+    /// Where signals of the host go.
+    pub heard: BTreeMap<Signal, OwnedFd>,
+    /// Another holder of the function keeps it from being reset.
+    pub held: bool,
 }
 
 #[derive(Clone)]
@@ -132,6 +139,10 @@ impl FakeDevice {
             lost_by_reset: false,
             host_vectors: usize::MAX,
             reads_fail: false,
+            reports_errors: true,
+            hears_nothing: false,
+            heard: BTreeMap::new(),
+            held: false,
         };
         Self { state: Arc::new(Mutex::new(state)), memory: Arc::new(memory), regions, irqs: BTreeMap::new() }
     }
@@ -278,6 +289,19 @@ impl HostDevice for FakeDevice {
         Ok(())
     }
 
+    fn hear(&mut self, signal: Signal, event: BorrowedFd<'_>) -> io::Result<bool> {
+        let mut state = self.state();
+        if state.hears_nothing {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        // As of a conventional function, which reports no errors.
+        let has = signal != Signal::Error || state.reports_errors;
+        if has {
+            state.heard.insert(signal, event.try_clone_to_owned()?);
+        }
+        Ok(has)
+    }
+
     fn can_reset(&self) -> bool {
         self.state().can_reset
     }
@@ -286,6 +310,9 @@ impl HostDevice for FakeDevice {
         let device = self.clone();
         Ok(Box::new(move || {
             let mut state = device.state();
+            if state.held {
+                return Err(io::Error::from(io::ErrorKind::WouldBlock));
+            }
             if state.reset_fails {
                 return Err(io::Error::from(io::ErrorKind::TimedOut));
             }

@@ -12,6 +12,7 @@ use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, Resetter
 use super::ioctl;
 use super::iommu::{Domain, GroupError, Member};
 use super::region_info::Region;
+use super::signals::Signal;
 
 const _: () = assert!(CONFIG == VFIO_PCI_CONFIG_REGION_INDEX);
 
@@ -98,6 +99,10 @@ impl HostDevice for Hardware {
 
     fn disable(&mut self, kind: IrqKind) -> io::Result<()> {
         ioctl::disable(self.fd(), kind)
+    }
+
+    fn hear(&mut self, signal: Signal, event: BorrowedFd<'_>) -> io::Result<bool> {
+        ioctl::hear(self.fd(), signal, event)
     }
 
     fn can_reset(&self) -> bool {

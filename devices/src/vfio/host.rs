@@ -4,6 +4,8 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use super::signals::Signal;
+
 /// Regions as VFIO numbers them for PCI (linux: include/uapi/linux/vfio.h): 0 to 5 are the BARs.
 pub type RegionIndex = u32;
 
@@ -74,6 +76,8 @@ pub trait HostDevice: Send {
     fn set_resample(&mut self, event: BorrowedFd<'_>) -> io::Result<()>;
     /// Switches interrupts of `kind` off and gives their host vectors back.
     fn disable(&mut self, kind: IrqKind) -> io::Result<()>;
+    /// Has `event` signalled whenever the host gives `signal`; `false` for a function of which it never does.
+    fn hear(&mut self, signal: Signal, event: BorrowedFd<'_>) -> io::Result<bool>;
     /// Whether the host can reset this function alone.
     fn can_reset(&self) -> bool;
     /// What resets the function when it is called, on any thread. The host keeps its configuration (BARs, enables) across it.

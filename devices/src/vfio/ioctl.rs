@@ -7,15 +7,16 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_GROUP_FLAGS_VIABLE, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_NORESIZE, VFIO_IRQ_SET_ACTION_TRIGGER,
-    VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_INTX_IRQ_INDEX,
-    VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_TYPE, VFIO_TYPE1v2_IOMMU, vfio_device_info, vfio_group_status,
-    vfio_irq_info,
+    VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_ERR_IRQ_INDEX,
+    VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX, VFIO_TYPE,
+    VFIO_TYPE1v2_IOMMU, vfio_device_info, vfio_group_status, vfio_irq_info,
 };
 use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ptr, ioctl_with_mut_ref, ioctl_with_ptr, ioctl_with_ref, ioctl_with_val};
 use vmm_sys_util::ioctl_io_nr;
 
 use super::host::{IrqKind, Irqs};
 use super::info::Info;
+use super::signals::Signal;
 
 ioctl_io_nr!(VFIO_SET_IOMMU, u32::from(VFIO_TYPE), VFIO_BASE + 2);
 ioctl_io_nr!(VFIO_GROUP_GET_STATUS, u32::from(VFIO_TYPE), VFIO_BASE + 3);
@@ -91,8 +92,12 @@ pub fn region_info(device: BorrowedFd<'_>, index: u32) -> io::Result<Info> {
 
 /// What interrupts of `kind` the device has; none when the kernel cannot signal them.
 pub fn irqs(device: BorrowedFd<'_>, kind: IrqKind) -> Irqs {
+    irqs_at(device, irq_index(kind))
+}
+
+fn irqs_at(device: BorrowedFd<'_>, index: u32) -> Irqs {
     let argsz = size(size_of::<vfio_irq_info>());
-    let mut info = vfio_irq_info { argsz, flags: 0, index: irq_index(kind), count: 0 };
+    let mut info = vfio_irq_info { argsz, flags: 0, index, count: 0 };
     // SAFETY: `argsz` is the size of `info`, which outlives the call; the kernel writes no further.
     let told = unsafe { ioctl_with_mut_ref(&device, VFIO_DEVICE_GET_IRQ_INFO(), &mut info) };
     if told != 0 || info.flags & VFIO_IRQ_INFO_EVENTFD == 0 {
@@ -110,19 +115,31 @@ pub const fn irq_index(kind: IrqKind) -> u32 {
     }
 }
 
+/// Has `event` signalled with `signal` of the host; `false` if the kernel gives none for this device.
+pub fn hear(device: BorrowedFd<'_>, signal: Signal, event: BorrowedFd<'_>) -> io::Result<bool> {
+    let index = match signal {
+        Signal::Error => VFIO_PCI_ERR_IRQ_INDEX,
+        Signal::Request => VFIO_PCI_REQ_IRQ_INDEX,
+    };
+    if irqs_at(device, index).count == 0 {
+        return Ok(false);
+    }
+    set_irqs(device, VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD, index, 0, &[Some(event)]).map(|()| true)
+}
+
 /// Has vectors from `start` on signal `events`; `None` detaches one.
 pub fn set_triggers(device: BorrowedFd<'_>, kind: IrqKind, start: u16, events: &[Option<BorrowedFd<'_>>]) -> io::Result<()> {
-    set_irqs(device, VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD, kind, start, events)
+    set_irqs(device, VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD, irq_index(kind), start, events)
 }
 
 /// Has `event` unmask interrupt 0.
 pub fn set_unmask(device: BorrowedFd<'_>, kind: IrqKind, event: BorrowedFd<'_>) -> io::Result<()> {
-    set_irqs(device, VFIO_IRQ_SET_ACTION_UNMASK | VFIO_IRQ_SET_DATA_EVENTFD, kind, 0, &[Some(event)])
+    set_irqs(device, VFIO_IRQ_SET_ACTION_UNMASK | VFIO_IRQ_SET_DATA_EVENTFD, irq_index(kind), 0, &[Some(event)])
 }
 
 /// Switches all interrupts of a kind off.
 pub fn disable(device: BorrowedFd<'_>, kind: IrqKind) -> io::Result<()> {
-    set_irqs(device, VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_NONE, kind, 0, &[])
+    set_irqs(device, VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_NONE, irq_index(kind), 0, &[])
 }
 
 /// The device's flags; 0 when the kernel does not tell them.
@@ -154,10 +171,10 @@ pub fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
     done(unsafe { ioctl(&device.as_raw_fd(), VFIO_DEVICE_RESET()) })
 }
 
-fn set_irqs(device: BorrowedFd<'_>, flags: u32, kind: IrqKind, start: u16, events: &[Option<BorrowedFd<'_>>]) -> io::Result<()> {
+fn set_irqs(device: BorrowedFd<'_>, flags: u32, index: u32, start: u16, events: &[Option<BorrowedFd<'_>>]) -> io::Result<()> {
     let count = u32::try_from(events.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // struct vfio_irq_set: argsz, flags, index, start, count, then one 32-bit descriptor for each interrupt.
-    let mut words = vec![20 + 4 * count, flags, irq_index(kind), start.into(), count];
+    let mut words = vec![20 + 4 * count, flags, index, start.into(), count];
     words.extend(events.iter().map(|event| event.map_or(u32::MAX, |event| event.as_raw_fd().cast_unsigned())));
     // SAFETY: `argsz` in the first word is the length of `words`, which outlive the call; the kernel reads no further and
     // takes its own references to the descriptors.

@@ -14,8 +14,7 @@
 //! | which memory can it reach? | [`iommu`], [`iova_ranges`] |
 //! | how does all that make a [`pci::function::PciFunction`]? | [`device`] |
 //!
-//! Legacy containers and groups only. Not there: expansion ROMs, resetting a bus for a device that cannot be reset alone,
-//! error and release requests of the host.
+//! Legacy containers and groups only. Not there: expansion ROMs, resetting a bus for a device that cannot be reset alone.
 
 pub mod backing;
 pub mod bar_map;
@@ -39,6 +38,7 @@ pub mod region_info;
 pub mod regions;
 pub mod reset;
 mod rom;
+pub mod signals;
 pub mod vectors;
 
 #[cfg(test)]
@@ -49,3 +49,4 @@ pub use hardware::Hardware;
 pub use iommu::{Domain, GroupWatcher};
 pub use opened::{HostFunction, VfioError};
 pub use patch::{Placement, VfioOptions};
+pub use signals::{Signal, Signals};

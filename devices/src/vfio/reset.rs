@@ -36,6 +36,8 @@ pub enum Outcome {
     Done,
     /// The host cannot reset this function alone; it only stopped sending requests.
     Impossible,
+    /// The host has hold of the function and does not let anybody reset it, as while it waits to have it back.
+    Held,
     /// The host failed to; the function may be in any state.
     Failed(io::Error),
     /// The function does not answer any more.
@@ -44,8 +46,11 @@ pub enum Outcome {
 
 /// What became of a reset that the host answered with `done`.
 pub fn outcome(device: &mut dyn HostDevice, done: io::Result<()>) -> Outcome {
-    if let Err(error) = done {
-        return Outcome::Failed(error);
+    match done {
+        // linux: drivers/pci/pci.c, pci_try_reset_function
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Outcome::Held,
+        Err(error) => return Outcome::Failed(error),
+        Ok(()) => {}
     }
     let mut ids = [0; 4];
     match device.read(CONFIG, header::IDS.into(), &mut ids) {
@@ -156,6 +161,9 @@ mod tests {
             outcome(device, done)
         };
         assert!(matches!(reset(&mut device), Outcome::Done));
+        device.state().held = true;
+        assert!(matches!(reset(&mut device), Outcome::Held));
+        device.state().held = false;
         device.state().reset_fails = true;
         assert!(matches!(reset(&mut device), Outcome::Failed(_)));
         device.state().reset_fails = false;

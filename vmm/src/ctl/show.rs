@@ -36,7 +36,7 @@ fn injection(reply: &Value) -> String {
 /// An event in one line.
 pub(super) fn event(event: &Value) -> String {
     let mut line = word(&event["event"]);
-    for key in ["phase", "step", "id", "kind", "bdf", "pci_path", "why", "count"] {
+    for key in ["phase", "step", "id", "kind", "bdf", "pci_path", "host_bdf", "why", "count"] {
         if let Some(value) = event.get(key) {
             let _ = write!(line, " {}", word(value));
         }

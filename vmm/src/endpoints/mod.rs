@@ -37,6 +37,7 @@ use crate::backends::{BackendError, Backends};
 use crate::effects::{BarAccess, Endpoint};
 use crate::groundwork::{Functions, GroundworkError};
 use crate::host;
+use crate::host_signals::HostSignals;
 use crate::kvm::{GsiTable, KvmError, SharedIntx, SignalMsi, Vm};
 use crate::spec::{self, Spec};
 use reach::DomainReach;
@@ -54,6 +55,8 @@ pub struct Factory {
     expired: Option<Arc<dyn Fn() + Send + Sync>>,
     /// Who hears what devices can no longer do.
     failed: FailureSink,
+    /// Where the host says something of its functions.
+    signals: Option<Arc<HostSignals>>,
     space: Arc<AddressSpace>,
     routes: GsiTable,
     msi: Arc<dyn MsiPort>,
@@ -101,6 +104,7 @@ impl Factory {
             console: None,
             expired: None,
             failed: Arc::new(|_, _| {}),
+            signals: None,
             space,
             routes,
             msi,
@@ -130,6 +134,11 @@ impl Factory {
     /// Who hears what devices can no longer do. Set before one is made.
     pub fn set_failed(&mut self, failed: FailureSink) {
         self.failed = failed;
+    }
+
+    /// Where the host says something of its functions. Set before one is made.
+    pub fn set_signals(&mut self, signals: Arc<HostSignals>) {
+        self.signals = Some(signals);
     }
 
     /// Who hears what devices can no longer do.
@@ -276,6 +285,9 @@ impl Factory {
         let events = self.wire(order.gsi).map(SharedIntx::events).transpose().map_err(FunctionError::Event)?;
         let mut function = VfioFunction::new(host, options, Arc::new(self.routes.clone()), events, order.id)?;
         function.report_to(self.listener(order.name));
+        if let Some(signals) = &self.signals {
+            function.hear(signals.hear(order.name, at).map_err(FunctionError::Event)?);
+        }
         Ok(function)
     }
 
@@ -400,7 +412,7 @@ pub enum FunctionError {
         /// The function.
         at: HostBdf,
     },
-    /// Event descriptors of its interrupt wire.
+    /// Event descriptors of its interrupt wire, or for what the host says.
     #[error("cannot make an event descriptor: the limit of open files is reached (ulimit -n)")]
     Event(#[source] io::Error),
     /// A watchdog.

@@ -520,3 +520,33 @@ fn a_guest_that_resets_a_broken_device_forever_does_not_fill_the_log() {
         assert_eq!(bench.function.complaints.made(), Complaints::MOST);
     }
 }
+
+#[test]
+fn the_host_says_what_it_wants_for_as_long_as_the_function_is_open() {
+    let mut bench = bench(FakeDevice::gpu());
+    let signals = Arc::new(Signals::new().unwrap());
+    bench.function.hear(Arc::clone(&signals));
+    for signal in Signal::ALL {
+        let event = bench.device.state().heard[&signal].try_clone().unwrap();
+        rustix::io::write(&event, &1_u64.to_ne_bytes()).unwrap();
+        assert_eq!(signals.take(signal), 1, "{signal:?}");
+    }
+    bench.function.detach();
+    assert_eq!(Arc::strong_count(&signals), 2, "it may be asked for while it leaves");
+    drop(bench);
+    assert_eq!(Arc::strong_count(&signals), 1);
+}
+
+#[test]
+fn a_function_of_which_the_host_says_nothing_works_and_a_refusal_is_told() {
+    for (refuses, complaints) in [(false, 0), (true, 2)] {
+        let mut bench = bench(FakeDevice::gpu());
+        {
+            let mut state = bench.device.state();
+            (state.reports_errors, state.hears_nothing) = (false, refuses);
+        }
+        bench.function.hear(Arc::new(Signals::new().unwrap()));
+        assert_eq!(bench.function.complaints.made(), complaints);
+        assert_eq!(bench.read(0), u32::from_le_bytes(bench.device.state().config[..4].try_into().unwrap()));
+    }
+}
