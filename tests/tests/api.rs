@@ -156,7 +156,7 @@ fn case_b4_a_device_can_be_added_as_soon_as_somebody_listens() {
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn case_b3_a_device_that_cannot_be_added_is_told_what_there_is() {
-    let server = Server::run(&slots("acknowledge=0", "root-ports=2").devices(&["stub,id=cold"]));
+    let server = Server::run(&slots("acknowledge=0", "root-ports=2,hotplug-mem=64G").devices(&["stub,id=cold"]));
     assert_eq!(server.until("PUT vm.add-device", r#"{"banyan":"stub,id=a"}"#, 200).matches("\"id\":\"a\"").count(), 1);
     server.refuses("stub,id=a", 409, &["device a already"]);
     server.refuses("stub,id=port1", 409, &["name of a port"]);
@@ -164,8 +164,12 @@ fn case_b3_a_device_that_cannot_be_added_is_told_what_there_is() {
     server.refuses("stub,id=b,on=port0", 409, &["`port0` has `a`", "`port1` is free"]);
     server.refuses("stub,id=b,on=cold-port", 409, &["`port1` is free"]);
     server.refuses("stub,id=b,function=1", 400, &["functions 1 are no device", "leave out"]);
-    server.refuses("stub,id=b,bar0=512G:mem64:prefetchable", 409, &["port1", "prefetchable window lacks"]);
-    server.refuses("stub,id=b,bar0=1G:mem32", 409, &["port1", "memory window lacks"]);
+    server.refuses(
+        "stub,id=b,bar0=512G:mem64:prefetchable",
+        409,
+        &["port1", "prefetchable window lacks", "--pcie hotplug-mem=512G"],
+    );
+    server.refuses("stub,id=b,bar0=1G:mem32", 409, &["port1", "memory window lacks", "--pcie hotplug-mem32=1G"]);
     server.adds("stub,id=b");
     server.refuses("stub,id=c", 409, &["no hot-plug port is free", "`port0` has `a`", "`port1` has `b`"]);
     // This guest takes note of nothing.

@@ -1,9 +1,15 @@
 //! Adds the ports that a user asked for beside those of the devices: room for devices that come while the guest runs.
 
-use api::config::{HotPlugPorts, PcieConfig, Removal as RemovalConfig};
+use std::num::NonZeroU8;
+
+use api::config::{
+    HotPlugPorts, PcieConfig, PortConfig, PortKind as PortKindConfig, PortsOn, Removal as RemovalConfig, TopologyConfig,
+};
 use pci::link::Link;
-use pci::topology::{HotPlug, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, Removal, Reserve, Topology};
+use pci::topology::{HotPlug, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, Removal, Reserve, RootComplexSpec, Topology};
 use thiserror::Error;
+
+use crate::numa;
 
 /// Device numbers of a conventional bus that take devices, where nobody says how many: as many as Kata Containers counts.
 const BRIDGE_SLOTS: u8 = 30;
@@ -43,6 +49,14 @@ pub fn check(config: &PcieConfig) -> Result<(), BudgetError> {
     Ok(())
 }
 
+/// Whether there are registers for the bridges of `file` to which devices come, beside those that are asked for.
+pub fn check_file(config: &PcieConfig, file: &TopologyConfig) -> Result<(), BudgetError> {
+    let is_hot = |port: &&PortConfig| port.hotplug && port.kind == PortKindConfig::PciBridge;
+    let of_file = u16::try_from(file.ports.iter().filter(is_hot).count()).unwrap_or(u16::MAX);
+    let bridges = bridges(config).saturating_add(of_file);
+    if bridges > MOST_BRIDGES { Err(BudgetError::Bridges { bridges, most: MOST_BRIDGES }) } else { Ok(()) }
+}
+
 /// How many bridges there are for devices that come.
 fn bridges(config: &PcieConfig) -> u16 {
     config.bridges.unwrap_or(if config.hot_plug == HotPlugPorts::BridgePort { 1 } else { 0 })
@@ -77,7 +91,7 @@ pub fn add_ports(topology: &mut Topology, root: &Name, config: &PcieConfig) {
     for index in 0..config.root_ports {
         // A single port keeps a device number of its own.
         let function = u8::try_from(index % FUNCTIONS).unwrap_or(0);
-        add(topology, format!("port{index}"), root, function, PortKind::Root, hot(root_hot));
+        add(topology, root_port_name(index).0, root, function, PortKind::Root, hot(root_hot));
     }
     for (switch, ports) in switch_ports(config).into_iter().enumerate() {
         let function = u8::try_from(switch % usize::from(FUNCTIONS)).unwrap_or(0);
@@ -120,15 +134,70 @@ pub fn hot_plug(config: &PcieConfig) -> HotPlug {
         reserve: Reserve {
             memory: config.hotplug_mem32.map(|size| size.bytes()),
             prefetchable: config.hotplug_mem.map(|size| size.bytes()),
-            buses: 1,
+            buses: config.hotplug_buses.map_or(1, NonZeroU8::get),
         },
-        removal: match config.removal {
-            RemovalConfig::Surprise => Removal::Surprise,
-            RemovalConfig::Orderly => Removal::Orderly,
-            RemovalConfig::Button => Removal::Button,
-        },
+        removal: removal(config.removal),
         numbers: 1,
     }
+}
+
+/// What a hot-plug port of a topology file keeps: what it says itself, else what `config` says of all.
+#[must_use]
+pub fn hot_plug_of(port: &PortConfig, config: &PcieConfig) -> HotPlug {
+    let all = hot_plug(config);
+    HotPlug {
+        reserve: Reserve {
+            memory: port.mem32.map(|size| size.bytes()).or(all.reserve.memory),
+            prefetchable: port.mem.map(|size| size.bytes()).or(all.reserve.prefetchable),
+            buses: port.buses.map_or(all.reserve.buses, NonZeroU8::get),
+        },
+        removal: port.removal.map_or(all.removal, removal),
+        numbers: if port.kind == PortKindConfig::PciBridge { config.bridge_slots.unwrap_or(BRIDGE_SLOTS) } else { 1 },
+    }
+}
+
+const fn removal(config: RemovalConfig) -> Removal {
+    match config {
+        RemovalConfig::Surprise => Removal::Surprise,
+        RemovalConfig::Orderly => Removal::Orderly,
+        RemovalConfig::Button => Removal::Button,
+    }
+}
+
+/// Hangs the root ports and the switches of the budget on all root complexes in turn, with `ports-on=all`. Each of the first
+/// `nodes` memory nodes that has no root complex gets one. Switches that have devices stay where these are.
+pub fn spread(topology: &mut Topology, config: &PcieConfig, nodes: usize) {
+    if config.ports_on == PortsOn::First {
+        return;
+    }
+    for node in (0..nodes).filter_map(|node| u32::try_from(node).ok()) {
+        if topology.root_complexes.iter().all(|root| root.node != Some(node)) {
+            let name = numa::free_name(topology);
+            topology.root_complexes.push(RootComplexSpec { name, segment: 0, node: Some(node), first_bus: None });
+        }
+    }
+    let roots: Vec<Name> = topology.root_complexes.iter().map(|root| root.name.clone()).collect();
+    let ports = (0..config.root_ports).map(root_port_name).collect();
+    let has_device = |names: &Vec<Name>| {
+        topology.nodes.iter().any(|node| matches!(node.kind, NodeKind::Endpoint(_)) && names.contains(&node.on))
+    };
+    let of_switches = switch_ports(config);
+    let switches = of_switches.iter().enumerate().filter(|(_, ports)| !has_device(ports));
+    let switches = switches.map(|(switch, _)| switch_names(switch)).map(|[above, _]| Name(above)).collect();
+    for names in [ports, switches] as [Vec<Name>; 2] {
+        for (index, name) in names.iter().enumerate() {
+            let (Some(root), Some(turn)) = (roots.get(index % roots.len()), index.checked_div(roots.len())) else { continue };
+            if let Some(port) = topology.nodes.iter_mut().find(|node| node.name == *name) {
+                port.on = root.clone();
+                port.place.function = u8::try_from(turn % usize::from(FUNCTIONS)).unwrap_or(0);
+            }
+        }
+    }
+}
+
+/// Name of root port `index`.
+fn root_port_name(index: u16) -> Name {
+    Name(format!("port{index}"))
 }
 
 fn add(topology: &mut Topology, name: String, on: &Name, function: u8, kind: PortKind, hotplug: Option<HotPlug>) -> Name {
@@ -160,7 +229,7 @@ pub enum BudgetError {
     NoBridge,
     /// More bridges than have registers.
     #[error(
-        "bridges={bridges} is more than the {most} whose buses can take devices while the guest runs: each has up to 32 device numbers"
+        "bridges={bridges} is more than the {most} whose buses can take devices while the guest runs, those of a topology file included: each has up to 32 device numbers"
     )]
     Bridges {
         /// Asked for.
@@ -184,3 +253,6 @@ pub enum BudgetError {
     #[error("bridge-slots needs bridges: give bridges=N, or hot-plug=bridge-port for one")]
     SlotsOfNothing,
 }
+
+#[cfg(test)]
+mod tests;

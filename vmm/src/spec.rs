@@ -169,7 +169,8 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     }
     let mut free = Vec::new();
     if let Some(file) = file {
-        spec.add_file(file)?;
+        budget::check_file(&config.pcie, file)?;
+        spec.add_file(file, &config.pcie)?;
     }
     for (name, device, endpoint) in functions {
         let node = |on: &str| NodeSpec {
@@ -190,6 +191,8 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     spec.add_own(own, config.pcie.virtio);
     spec.attach_stubs()?;
     spec.place_in_nodes(config, host)?;
+    let movable = movable(config);
+    budget::spread(&mut spec.topology, &config.pcie, spec.numa.as_ref().filter(|_| movable).map_or(0, |numa| numa.nodes.len()));
     let warnings = peers::warnings(config, &spec, host);
     spec.notes.extend(warnings);
     spec.notes.extend(cmdline::notes(config));
@@ -273,7 +276,7 @@ impl Spec {
         Ok(planned)
     }
 
-    fn add_file(&mut self, file: &TopologyConfig) -> Result<(), SpecError> {
+    fn add_file(&mut self, file: &TopologyConfig, pcie: &PcieConfig) -> Result<(), SpecError> {
         for root in &file.root_complexes {
             self.topology.root_complexes.push(RootComplexSpec {
                 name: Name(root.name.clone()),
@@ -283,7 +286,7 @@ impl Spec {
             });
         }
         for port in &file.ports {
-            let kind = NodeKind::Port(port_spec(port)?);
+            let kind = NodeKind::Port(port_spec(port, pcie)?);
             self.topology.nodes.push(NodeSpec {
                 name: Name(port.name.clone()),
                 on: Name(port.on.clone()),
@@ -412,8 +415,7 @@ impl Spec {
         match &self.numa {
             Some(numa) => {
                 let devices = host.wanted.iter().map(|(name, at)| (Name(name.clone()), *at));
-                let movable = config.topology.is_none() && config.pcie.topology != TopologyPolicy::Host;
-                let notes = numa::place_roots(&mut self.topology, numa, &host.tree, &devices.collect(), movable)?;
+                let notes = numa::place_roots(&mut self.topology, numa, &host.tree, &devices.collect(), movable(config))?;
                 self.notes.extend(notes);
                 // This host gives none of what one that is data would.
                 let nodes = self.numa.iter_mut().flat_map(|numa| &mut numa.nodes);
@@ -426,6 +428,11 @@ impl Spec {
         }
         Ok(())
     }
+}
+
+/// Whether nobody says which root complexes there are.
+fn movable(config: &VmConfig) -> bool {
+    config.topology.is_none() && config.pcie.topology != TopologyPolicy::Host
 }
 
 /// What devices hang on where neither file nor flag says it.

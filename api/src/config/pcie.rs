@@ -1,6 +1,7 @@
 //! What shape the PCIe hierarchy has where no topology file says it.
 
 use std::fmt;
+use std::num::NonZeroU8;
 use std::str::FromStr;
 
 use serde::Deserialize;
@@ -45,6 +46,10 @@ pub struct PcieConfig {
     pub hotplug_mem: Option<Size>,
     /// Bytes of memory below 4 GiB that each hot-plug port keeps for a device; by default what there is room for.
     pub hotplug_mem32: Option<Size>,
+    /// Bus numbers that each hot-plug port keeps, that of the link below it included; by default 1.
+    pub hotplug_buses: Option<NonZeroU8>,
+    /// Which root complexes have `root_ports` and the switches of `switch_ports`.
+    pub ports_on: PortsOn,
     /// How devices leave hot-plug ports.
     pub removal: Removal,
     /// Devices that name no port can come to free device numbers of the first root bus while the guest runs, by ACPI.
@@ -77,6 +82,8 @@ impl Default for PcieConfig {
             cold_plug: None,
             hotplug_mem: None,
             hotplug_mem32: None,
+            hotplug_buses: None,
+            ports_on: PortsOn::default(),
             removal: Removal::default(),
             root_hot_plug: false,
             cold_removal: false,
@@ -127,6 +134,18 @@ choice!(
         Bus0 = "bus0",
         /// A root port each, in the same order.
         Ports = "ports",
+    }
+);
+
+choice!(
+    /// `ports-on=`.
+    #[derive(Default)]
+    PortsOn {
+        /// The first one.
+        #[default]
+        First = "first",
+        /// All in turn, at least one for each memory node.
+        All = "all",
     }
 );
 
@@ -267,6 +286,10 @@ impl fmt::Display for PcieConfig {
         pairs.optional("cold-plug", self.cold_plug.as_ref().map(|port| port as _))?;
         pairs.optional("hotplug-mem", self.hotplug_mem.as_ref().map(|size| size as _))?;
         pairs.optional("hotplug-mem32", self.hotplug_mem32.as_ref().map(|size| size as _))?;
+        pairs.optional("hotplug-buses", self.hotplug_buses.as_ref().map(|buses| buses as _))?;
+        if self.ports_on != PortsOn::default() {
+            pairs.pair("ports-on", &self.ports_on)?;
+        }
         if self.removal != Removal::default() {
             pairs.pair("removal", &self.removal)?;
         }
@@ -300,7 +323,7 @@ mod tests {
             "host",
             "topology=root-ports,cf8=on",
             "flat",
-            "mirror=off,ioeventfd=off,root-ports=200,switches=8,switch-ports=16,hot-plug=switch-port,hotplug-mem=256G,hotplug-mem32=64M",
+            "mirror=off,ioeventfd=off,root-ports=200,switches=8,switch-ports=16,hot-plug=switch-port,hotplug-mem=256G,hotplug-mem32=64M,hotplug-buses=8,ports-on=all",
             "root_ports=4,hot-plug=no-port,removal=orderly,root-hot-plug=on",
             "switch,switches=2,switch-ports=2",
             "cold-plug=bridge-port,hot-plug=bridge-port",

@@ -9,6 +9,7 @@
 //! kind = "root-port"      # root-port, upstream-port, downstream-port or pcie-pci-bridge
 //! on = "rc0"              # device = 4, function = 0, ids = "10b5:8725", subsystem = "10b5:8725"
 //! link = "16GT/s x16"
+//! hotplug = true          # mem = "256G", mem32 = "32M", buses = 1, removal = "orderly"
 //!
 //! [[device]]              # the keys of --device
 //! name = "gpu0"
@@ -20,12 +21,16 @@
 //!
 //! Whether the names make a tree is decided in the planner.
 
+use std::num::NonZeroU8;
+
 use serde::Deserialize;
 use thiserror::Error;
 use toml::Spanned;
 
 use super::device::DeviceConfig;
 use super::flags::choice;
+use super::pcie::Removal;
+use super::size::Size;
 use super::stub::IdPair;
 use crate::json::plain;
 
@@ -76,6 +81,30 @@ pub struct PortConfig {
     pub subsystem: Option<IdPair>,
     /// Speed and width, as `16GT/s x16`. As given; read where links are known.
     pub link: Option<String>,
+    /// Whether devices come and go while the guest runs.
+    #[serde(default)]
+    pub hotplug: bool,
+    /// Bytes of 64-bit prefetchable memory that it keeps for them; by default as for all hot-plug ports.
+    pub mem: Option<Size>,
+    /// Bytes of memory below 4 GiB that it keeps for them; by default as for all hot-plug ports.
+    pub mem32: Option<Size>,
+    /// Bus numbers that it keeps for them, the one below it included; by default as for all hot-plug ports.
+    pub buses: Option<NonZeroU8>,
+    /// How they leave; by default as from all hot-plug ports.
+    pub removal: Option<Removal>,
+}
+
+impl PortConfig {
+    /// A key that says something of hot-plug.
+    fn of_hotplug(&self) -> Option<&'static str> {
+        let keys = [
+            ("mem", self.mem.is_some()),
+            ("mem32", self.mem32.is_some()),
+            ("buses", self.buses.is_some()),
+            ("removal", self.removal.is_some()),
+        ];
+        keys.into_iter().find_map(|(key, there)| there.then_some(key))
+    }
 }
 
 choice!(
@@ -98,7 +127,7 @@ struct File {
     #[serde(default, rename = "root-complex")]
     root_complexes: Vec<RootComplexConfig>,
     #[serde(default, rename = "port")]
-    ports: Vec<PortConfig>,
+    ports: Vec<Spanned<PortConfig>>,
     #[serde(default, rename = "device")]
     devices: Vec<Spanned<DeviceConfig>>,
 }
@@ -120,12 +149,18 @@ impl TopologyConfig {
             let line = line(text, device.span().start);
             return Err(TopologyFileError::Missing { file: name.to_owned(), line, key: missing });
         }
+        for port in &file.ports {
+            if let Some(key) = port.get_ref().of_hotplug().filter(|_| !port.get_ref().hotplug) {
+                let line = line(text, port.span().start);
+                return Err(TopologyFileError::NoHotPlug { file: name.to_owned(), line, key });
+            }
+        }
         if file.root_complexes.is_empty() {
             return Err(TopologyFileError::NoRootComplex { file: name.to_owned() });
         }
         Ok(Self {
             root_complexes: file.root_complexes,
-            ports: file.ports,
+            ports: file.ports.into_iter().map(Spanned::into_inner).collect(),
             devices: file.devices.into_iter().map(Spanned::into_inner).collect(),
         })
     }
@@ -155,6 +190,16 @@ pub enum TopologyFileError {
         /// The file.
         file: String,
         /// Where the device starts.
+        line: usize,
+        /// The key.
+        key: &'static str,
+    },
+    /// What a port keeps for devices that cannot come.
+    #[error("{file}, line {line}: `{key}` of a port has no effect without `hotplug = true`; add it to this [[port]]")]
+    NoHotPlug {
+        /// The file.
+        file: String,
+        /// Where the port starts.
         line: usize,
         /// The key.
         key: &'static str,

@@ -43,6 +43,8 @@ pub struct Missing {
     pub needed: u64,
     /// Bytes that it has, in one piece.
     pub there: u64,
+    /// Bytes that would be enough at an address that suits.
+    pub enough: u64,
 }
 
 /// Everything that is missing; never empty.
@@ -172,11 +174,13 @@ fn shortfall(spaces: &[(Space, Vec<Window>); 2], items: &[Item]) -> Shortfall {
     let missing = [false, true].into_iter().zip(spaces).map(|(second, (of, gaps))| {
         let largest = gaps.iter().max_by_key(|gap| gap.len());
         let (base, there) = largest.map_or((0, 0), |gap| (gap.base, gap.len()));
-        let mut open = Free::new(vec![Window { base, limit: u64::MAX }]);
-        let of_window = items.iter().filter(|item| item.second == second);
-        let ends = of_window.map(|item| open.take(item.size, item.align).and_then(|at| at.checked_add(item.size)));
-        let needed = ends.map(|end| end.map_or(u64::MAX, |end| end - base)).max().unwrap_or(0);
-        Missing { of: *of, needed, there }
+        let from = |base: u64| {
+            let mut open = Free::new(vec![Window { base, limit: u64::MAX }]);
+            let of_window = items.iter().filter(|item| item.second == second);
+            let ends = of_window.map(|item| open.take(item.size, item.align).and_then(|at| at.checked_add(item.size)));
+            ends.map(|end| end.map_or(u64::MAX, |end| end - base)).max().unwrap_or(0)
+        };
+        Missing { of: *of, needed: from(base), there, enough: from(0) }
     });
     Shortfall(missing.filter(|missing| missing.needed > missing.there).collect())
 }
@@ -265,7 +269,7 @@ mod tests {
     fn the_rom_and_the_bars_of_virtual_functions_count() {
         let of = |conventional| [needs(&with_more(), conventional)];
         let Shortfall(missing) = place(BOTH, &[], &of(false)).unwrap_err();
-        assert_eq!(missing, [Missing { of: Space::Prefetchable, needed: 320 * MIB, there: 256 * MIB }]);
+        assert_eq!(missing, [Missing { of: Space::Prefetchable, needed: 320 * MIB, there: 256 * MIB, enough: 320 * MIB }]);
         let places = place(BOTH, &[], &of(true)).unwrap();
         assert_eq!(places, [Places { rom: Some(MEMORY.base), ..Places::default() }], "a conventional bus shows none of them");
         let large = Windows { prefetchable: Some(Window { base: 1 << 40, limit: (1 << 41) - 1 }), ..BOTH };
@@ -281,7 +285,11 @@ mod tests {
         let places = place(BOTH, &taken, &bars(&[one, one])).unwrap();
         assert_eq!(places.iter().map(|place| place.bars[0]).collect::<Vec<_>>(), [Some(at(4, 4).base), Some(at(12, 4).base)]);
         let Shortfall(missing) = place(BOTH, &taken, &bars(&[[mem32(8 * MIB), None, None, None, None, None]])).unwrap_err();
-        assert_eq!(missing, [Missing { of: Space::Memory, needed: 15 * MIB, there: 7 * MIB }], "the largest gap starts at 9 MiB");
+        assert_eq!(
+            missing,
+            [Missing { of: Space::Memory, needed: 15 * MIB, there: 7 * MIB, enough: 8 * MIB }],
+            "the largest gap starts at 9 MiB"
+        );
         assert_eq!(gaps(Some(MEMORY), &[at(0, 16)]), []);
         assert_eq!(gaps(Some(MEMORY), &[at(15, 1), Window { base: 0, limit: at(1, 1).limit }]), [at(2, 13)]);
     }

@@ -5,13 +5,21 @@ use super::apertures::Pool;
 use super::outline::Outline;
 use super::plan::Reserved;
 use super::sizing::STEP;
+use super::spec::Reserve;
 
 /// Sizes of memory windows that nobody chose: enough for an accelerator's registers, down to what one NVMe drive needs.
 const MEMORY: [u64; 5] = [32 << 20, 16 << 20, 4 << 20, 2 << 20, 1 << 20];
 
-/// Sizes of prefetchable windows that nobody chose: an accelerator with 32 GiB in one BAR and small ones beside it, down to
+/// Sizes of prefetchable windows that nobody chose: an accelerator with 512 GiB in one BAR and small ones beside it, down to
 /// none at all, where small BARs find room in the memory window.
-const PREFETCHABLE: [u64; 6] = [64 << 30, 8 << 30, 512 << 20, 64 << 20, 2 << 20, 0];
+const PREFETCHABLE: [u64; 9] = [1 << 40, 512 << 30, 256 << 30, 64 << 30, 8 << 30, 512 << 20, 64 << 20, 2 << 20, 0];
+
+/// Windows that nobody chose and that are larger than this are there only while everything ends below [`REACHED`].
+const GENEROUS: u64 = 64 << 30;
+
+/// Guests make memory of other devices known to drivers (peer-to-peer) below this address alone (linux: x86
+/// `MAX_PHYSMEM_BITS` with four levels of page tables).
+const REACHED: u64 = 1 << 46;
 
 /// Which class those ports have whose size nobody chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,18 +33,22 @@ impl Classes {
 
     /// Takes the next smaller class of `pool`; `None` when there is none, or when no port has a size by class.
     pub(super) fn smaller(self, pool: Pool, outline: &Outline<'_>) -> Option<Self> {
-        let by_class = |none: fn(&super::Reserve) -> bool| {
-            let ports = outline.entries.iter().filter_map(|entry| entry.port()?.hotplug);
-            ports.map(|hotplug| hotplug.reserve).any(|reserve| none(&reserve))
-        };
         let rest = |classes: &'static [u64]| classes.get(1..).filter(|rest| !rest.is_empty());
         match pool {
-            Pool::Memory32 if by_class(|reserve| reserve.memory.is_none()) => Some(Self { memory: rest(self.memory)?, ..self }),
-            Pool::Memory64 if by_class(|reserve| reserve.prefetchable.is_none()) => {
+            Pool::Memory32 if by_class(outline, |reserve| reserve.memory.is_none()) => {
+                Some(Self { memory: rest(self.memory)?, ..self })
+            }
+            Pool::Memory64 if by_class(outline, |reserve| reserve.prefetchable.is_none()) => {
                 Some(Self { prefetchable: rest(self.prefetchable)?, ..self })
             }
             _ => None,
         }
+    }
+
+    /// Whether windows by class make the prefetchable space end, at `end`, where it would not have to.
+    pub(super) fn too_generous(self, outline: &Outline<'_>, end: u64) -> bool {
+        let largest = self.prefetchable.first().copied().unwrap_or(0);
+        end > REACHED && largest > GENEROUS && by_class(outline, |reserve| reserve.prefetchable.is_none())
     }
 
     /// What node `node` keeps; `None` unless it is a hot-plug port. What exceeds the address space is cut to sizes that fit
@@ -53,6 +65,12 @@ impl Classes {
             buses: reserve.buses.max(1),
         })
     }
+}
+
+/// Whether a hot-plug port has a size by class.
+fn by_class(outline: &Outline<'_>, none: fn(&Reserve) -> bool) -> bool {
+    let ports = outline.entries.iter().filter_map(|entry| entry.port()?.hotplug);
+    ports.map(|hotplug| hotplug.reserve).any(|reserve| none(&reserve))
 }
 
 /// Alignment of a window of `size` bytes, above 0: that of the largest BAR that it could hold.

@@ -161,11 +161,11 @@ pub struct Reserve {
     /// Bytes of the memory window, below 4 GiB; rounded up to 1 MiB. `None` for the largest of 32, 16, 4, 2 and 1 MiB with
     /// which everything fits.
     pub memory: Option<u64>,
-    /// Bytes of the 64-bit prefetchable window; rounded up to 1 MiB. `None` for the largest of 64 GiB, 8 GiB, 512 MiB,
-    /// 64 MiB, 2 MiB and nothing with which everything fits.
+    /// Bytes of the 64-bit prefetchable window; rounded up to 1 MiB. `None` for the largest of 1 TiB, 512 GiB, 256 GiB
+    /// (as long as everything ends below 2^46), 64 GiB, 8 GiB, 512 MiB, 64 MiB, 2 MiB and nothing with which everything fits.
     pub prefetchable: Option<u64>,
-    /// Bus numbers, the one directly below the port included; 0 is taken as 1. More than 1 is of use only where a switch is
-    /// added.
+    /// Bus numbers, the one directly below the port included; 0 is taken as 1. More than 1 is for virtual functions whose
+    /// routing ids pass the end of a bus.
     pub buses: u8,
 }
 

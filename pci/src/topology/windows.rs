@@ -109,7 +109,8 @@ fn attempt(outline: &Outline<'_>, space: &Apertures, rule: Rule, classes: Classe
     let needs = sizing::needs(outline, rule, classes);
     let shared = |pool| {
         let share = Share::new(&space.usable(pool), &needs, pool);
-        if share.left.is_empty() { Ok(share) } else { Err(Box::new(shortage(outline, space, &needs, pool, &share))) }
+        let fits = share.left.is_empty() && !(pool == Pool::Memory64 && classes.too_generous(outline, share.end));
+        if fits { Ok(share) } else { Err(Box::new(shortage(outline, space, &needs, pool, &share))) }
     };
     let (mem32, io, mem64) = (shared(Pool::Memory32)?, shared(Pool::Io)?, shared(Pool::Memory64)?);
     let mut addresses = Addresses {

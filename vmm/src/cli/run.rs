@@ -230,7 +230,13 @@ pub(super) struct RunArguments {
     ///                        where bridges=N says no other number; ACPI tells
     ///                        the guest) or no-port
     ///   hotplug-mem=SIZE     what each keeps for a device above 4 GiB, and
-    ///   hotplug-mem32=SIZE   below [default: what there is room for]
+    ///   hotplug-mem32=SIZE   below [default: what there is room for, at most
+    ///                        1T and 32M]
+    ///   hotplug-buses=N      bus numbers that each keeps [default: 1]; more
+    ///                        are for virtual functions that need them
+    ///   ports-on=first|all   root-ports and switches are on the first root
+    ///                        complex, or on all in turn, at least one for
+    ///                        each memory node [default: first]
     ///   removal=HOW          when devices leave ports: surprise (at once),
     ///                        orderly (once the guest has switched the slot
     ///                        off) or button (as orderly, an attention button
@@ -253,7 +259,9 @@ pub(super) struct RunArguments {
     ///   [[root-complex]]     name; segment, node, bus
     ///   [[port]]             name, on, kind (root-port, upstream-port,
     ///                        downstream-port, pcie-pci-bridge); device,
-    ///                        function, ids, subsystem, link
+    ///                        function, ids, subsystem, link; hotplug = true
+    ///                        for devices that come, with mem, mem32,
+    ///                        buses, removal where they differ from --pcie
     ///   [[device]]           name, on and the keys of --device; the word
     ///                        stub is kind = "stub"
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = PCIE, verbatim_doc_comment)]

@@ -1,7 +1,8 @@
 //! Why a device cannot come or go, and how the API tells it.
 
 use api::error::{ApiError, ErrorKind};
-use pci::hierarchy::{PlugError, PortList};
+use pci::bar::Size;
+use pci::hierarchy::{PlugError, PortList, Shortfall, Space};
 use pci::topology::{Name, TopologyError};
 use thiserror::Error;
 
@@ -198,9 +199,17 @@ pub enum HotPlugError {
         /// What there is.
         ports: PortList,
     },
+    /// The port keeps less than the device needs.
+    #[error("{refusal}; {advice}", advice = keep_more(missing))]
+    NoRoom {
+        /// What is missing, and what there is.
+        refusal: Box<PlugError>,
+        /// In which windows.
+        missing: Shortfall,
+    },
     /// The port refuses.
     #[error(transparent)]
-    Plug(#[from] PlugError),
+    Plug(PlugError),
     /// The host.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -216,6 +225,29 @@ pub enum HotPlugError {
     /// The function.
     #[error(transparent)]
     Make(#[from] FunctionError),
+}
+
+impl From<PlugError> for HotPlugError {
+    fn from(refusal: PlugError) -> Self {
+        match &refusal {
+            PlugError::NoRoom { missing, .. } => Self::NoRoom { missing: missing.clone(), refusal: Box::new(refusal) },
+            _ => Self::Plug(refusal),
+        }
+    }
+}
+
+/// Options with which a port keeps what is `missing`.
+fn keep_more(missing: &Shortfall) -> String {
+    let key = |space| match space {
+        Space::Memory => Some("mem32"),
+        Space::Prefetchable => Some("mem"),
+        Space::Low | Space::High => None,
+    };
+    // Windows come in steps of 1 MiB.
+    let size = |bytes: u64| Size(bytes.checked_next_multiple_of(1 << 20).unwrap_or(bytes));
+    let options = missing.0.iter().filter_map(|missing| Some(format!("hotplug-{}={}", key(missing.of)?, size(missing.enough))));
+    let options: Vec<String> = options.collect();
+    format!("a machine that is started with --pcie {} keeps enough on each port", options.join(","))
 }
 
 impl HotPlugError {
@@ -235,6 +267,7 @@ impl HotPlugError {
             | Self::Ended
             | Self::Number { .. }
             | Self::NoBridge { .. }
+            | Self::NoRoom { .. }
             | Self::Plug(_) => ErrorKind::Conflict,
             Self::Beside(error) => error.kind(),
             Self::Nothing

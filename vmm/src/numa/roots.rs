@@ -115,7 +115,8 @@ impl<'a> Below<'a> {
 }
 
 /// `rc0`, `rc1`, ...: the first that nothing is called.
-fn free_name(topology: &Topology) -> Name {
+#[must_use]
+pub fn free_name(topology: &Topology) -> Name {
     let taken = |name: &Name| {
         topology.root_complexes.iter().any(|root| root.name == *name) || topology.nodes.iter().any(|node| node.name == *name)
     };

@@ -1,7 +1,7 @@
 //! Turns what a configuration says of one port or one stub into what the planner and the devices take. Pure.
 
 use api::config::{
-    BarConfig, BarKind as BarKindConfig, IdPair, InterruptConfig, PortConfig, PortKind as PortKindConfig, StubConfig,
+    BarConfig, BarKind as BarKindConfig, IdPair, InterruptConfig, PcieConfig, PortConfig, PortKind as PortKindConfig, StubConfig,
 };
 use devices::stub::{StubInterrupt, StubSpec};
 use pci::bar::{BarKind, BarSpec};
@@ -13,14 +13,15 @@ use pci::sriov::SriovSpec;
 use pci::topology::{PortKind, PortSpec};
 
 use super::SpecError;
+use crate::budget;
 use crate::host::tree::HostNode;
 
 fn link(text: Option<&String>) -> Result<Link, LinkError> {
     text.map_or(Ok(Link::default()), |text| text.parse::<LinkRate>().map(Link::at))
 }
 
-/// A port of a topology file.
-pub(super) fn port_spec(port: &PortConfig) -> Result<PortSpec, SpecError> {
+/// A port of a topology file, beside what `pcie` says of all hot-plug ports.
+pub(super) fn port_spec(port: &PortConfig, pcie: &PcieConfig) -> Result<PortSpec, SpecError> {
     let ids = port.ids.map(|ids| Ids {
         vendor: ids.vendor,
         device: ids.device,
@@ -39,7 +40,7 @@ pub(super) fn port_spec(port: &PortConfig) -> Result<PortSpec, SpecError> {
         ids,
         link: link(port.link.as_ref()).map_err(|source| SpecError::Link { name: port.name.clone(), source })?,
         atomic_completers: 0,
-        hotplug: None,
+        hotplug: port.hotplug.then(|| budget::hot_plug_of(port, pcie)),
     })
 }
 

@@ -110,3 +110,21 @@ mod any_text {
         }
     }
 }
+
+#[test]
+fn a_port_says_what_it_keeps_for_devices_that_come_only_where_they_can() {
+    let file = |keys: &str| {
+        format!("[[root-complex]]\nname = \"rc0\"\n[[port]]\nname = \"p\"\nkind = \"root-port\"\non = \"rc0\"\n{keys}\n")
+    };
+    let keys = "mem = \"256G\"\nmem32 = \"64M\"\nbuses = 4\nremoval = \"orderly\"";
+    let read = TopologyConfig::parse("f", &file(&format!("hotplug = true\n{keys}"))).unwrap();
+    let port = &read.ports[0];
+    assert_eq!((port.hotplug, port.mem, port.mem32), (true, Some(Size(256 << 30)), Some(Size(64 << 20))));
+    assert_eq!((port.buses.map(NonZeroU8::get), port.removal), (Some(4), Some(Removal::Orderly)));
+    for line in keys.lines() {
+        let refused = TopologyConfig::parse("f", &file(line)).unwrap_err().to_string();
+        let key = line.split(' ').next().unwrap();
+        assert!(refused.contains(&format!("line 3: `{key}` of a port has no effect without `hotplug = true`")), "{refused}");
+    }
+    assert!(TopologyConfig::parse("f", &file("hotplug = true\nbuses = 0")).is_err());
+}

@@ -88,13 +88,16 @@ fn a_switch_s_ports_keep_theirs_inside_the_port_above() {
 
 #[test]
 fn sizes_that_nobody_chose_shrink_until_everything_fits() {
-    for (count, memory, prefetchable) in [(1, 32, 64 << 10), (40, 32, 64 << 10), (60, 16, 64 << 10), (250, 4, 64 << 10)] {
+    for (count, memory, prefetchable) in [(1, 32, 1 << 20), (40, 32, 1 << 20), (60, 16, 1 << 20), (250, 4, 256 << 10)] {
         let plan = planned(&hot_ports(count, Reserve::default()), &roomy());
         assert_eq!(reserved(&plan, "rp0"), Reserved { memory: memory * MIB, prefetchable: prefetchable * MIB, buses: 1 });
     }
     let narrow = Apertures { mem64: vec![Window { base: 4 * GIB, limit: 32 * GIB - 1 }], address_bits: 36, ..roomy() };
     let plan = planned(&hot_ports(40, Reserve::default()), &narrow);
     assert_eq!(reserved(&plan, "rp39").prefetchable, 512 * MIB);
+    let vast = Apertures { mem64: vec![Window { base: 64 * GIB, limit: (1 << 48) - 1 }], address_bits: 48, ..roomy() };
+    let plan = planned(&hot_ports(100, Reserve::default()), &vast);
+    assert_eq!(reserved(&plan, "rp99").prefetchable, 512 * GIB, "nothing lies above 2^46 for devices that may never come");
     let none = Apertures { mem64: Vec::new(), ..roomy() };
     assert_eq!(reserved(&planned(&hot_ports(8, Reserve::default()), &none), "rp7").prefetchable, 0);
 }
