@@ -170,21 +170,10 @@ impl Outputs {
             let design = Design { state: restored.map(|saved| saved.state.as_slice()), ..design };
             let next = match ground.take() {
                 Some(ground) => ground,
-                None => {
-                    let mut needs = needs(design.config, design.spec, design.plan);
-                    changes.add_to(&mut needs, design.spec);
-                    let ground = Groundwork::open(Vm::new()?, &needs, ram.take())?;
-                    match &mut service {
-                        Some(service) => match between::lay(ground, service)? {
-                            Some(ground) => ground,
-                            None => return Ok(End::Command),
-                        },
-                        None => {
-                            ground.lay(&ground.work())?;
-                            ground
-                        }
-                    }
-                }
+                None => match lay_again(&design, &changes, ram.take(), service.as_deref_mut())? {
+                    Some(ground) => ground,
+                    None => return Ok(End::Command),
+                },
             };
             let mut machine = Machine::start(next, named.take(), &design, &surroundings)?;
             // Until here a signal ends the process at once, which a start that takes minutes must allow.
@@ -261,6 +250,25 @@ impl Outputs {
         let deadline = Instant::now() + DRAIN;
         let lines: u64 = self.lines.iter().map(|(_, line)| line.drain_on_exit(deadline)).sum();
         lines + self.consoles.iter().map(|console| console.drain_on_exit(deadline)).sum::<u64>()
+    }
+}
+
+/// What the machine stands on after a reset, around the `ram` that it had. `None` if a client ended the machine meanwhile.
+fn lay_again(
+    design: &Design<'_>,
+    changes: &Changes,
+    ram: Option<GuestMemoryMmap>,
+    service: Option<&mut Service<'_>>,
+) -> Result<Option<Groundwork>, RunError> {
+    let mut needs = needs(design.config, design.spec, design.plan);
+    changes.add_to(&mut needs, design.spec);
+    let ground = Groundwork::open(Vm::new()?, &needs, ram)?;
+    match service {
+        Some(service) => Ok(between::lay(ground, service)?),
+        None => {
+            ground.lay(&ground.work())?;
+            Ok(Some(ground))
+        }
     }
 }
 

@@ -242,29 +242,7 @@ impl<'a, 's> Session<'a, 's> {
                 self.machine.press_power_button();
                 reply.send(Ok(()));
             }
-            Command::AddDevice { mut functions, reply } => {
-                if let Some(policy) = self.service.policy {
-                    functions.iter_mut().for_each(|function| policy.complete(function));
-                }
-                // All that the guest has counts against the limit of locked memory.
-                let mut with = self.config.clone();
-                with.memory.size = Size(self.resizer.actual());
-                let added = self.hotplug.add(self.machine, &with, &functions);
-                if let (Ok(Coming::There(name) | Coming::Waits(name)), [only]) = (&added, functions.as_slice()) {
-                    let device = DeviceConfig { id: Some(name.0.clone()), ..only.clone() };
-                    self.service.published.update(|info| info.config.devices.push(device));
-                }
-                match added {
-                    Ok(Coming::Waits(name)) => {
-                        self.promises.push(Promise { name, reply: Some(reply), answer_at: Instant::now() + PATIENCE });
-                    }
-                    Ok(Coming::There(name)) => {
-                        self.publish_devices();
-                        reply.send(Ok(listing::device(self.machine, &self.hotplug, &name)));
-                    }
-                    Err(error) => reply.send(Err(error.for_client())),
-                }
-            }
+            Command::AddDevice { functions, reply } => self.add_device(functions, reply),
             Command::AddDisk { config, reply } => {
                 self.add_virtio(Virtio::Disk(*config), reply);
             }
@@ -297,6 +275,31 @@ impl<'a, 's> Session<'a, 's> {
         self.machine.resume();
         self.publish(Phase::Running);
         reply.send(Ok(()));
+    }
+
+    /// Adds the functions of a device, and answers when they are there or [`PATIENCE`] is over.
+    fn add_device(&mut self, mut functions: Vec<DeviceConfig>, reply: Reply<Added>) {
+        if let Some(policy) = self.service.policy {
+            functions.iter_mut().for_each(|function| policy.complete(function));
+        }
+        // All that the guest has counts against the limit of locked memory.
+        let mut with = self.config.clone();
+        with.memory.size = Size(self.resizer.actual());
+        let added = self.hotplug.add(self.machine, &with, &functions);
+        if let (Ok(Coming::There(name) | Coming::Waits(name)), [only]) = (&added, functions.as_slice()) {
+            let device = DeviceConfig { id: Some(name.0.clone()), ..only.clone() };
+            self.service.published.update(|info| info.config.devices.push(device));
+        }
+        match added {
+            Ok(Coming::Waits(name)) => {
+                self.promises.push(Promise { name, reply: Some(reply), answer_at: Instant::now() + PATIENCE });
+            }
+            Ok(Coming::There(name)) => {
+                self.publish_devices();
+                reply.send(Ok(listing::device(self.machine, &self.hotplug, &name)));
+            }
+            Err(error) => reply.send(Err(error.for_client())),
+        }
     }
 
     /// Adds a device, once its server has answered if it has one.
