@@ -80,8 +80,6 @@ pub mod own {
     pub const DOWNSTREAM_PORT: u16 = 0x10BC;
     /// Stub endpoint.
     pub const STUB: u16 = 0x10BD;
-    /// Host bridge function at 00.0 of a root bus.
-    pub const HOST_BRIDGE: u16 = 0x10BE;
     /// PCIe-to-PCI bridge.
     pub const PCI_BRIDGE: u16 = 0x10BF;
     /// Subsystem vendor and device of the above.

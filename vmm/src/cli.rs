@@ -165,8 +165,8 @@ struct ServeArguments {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "api_socket")]
     log_file: Option<PathBuf>,
 
-    /// Accepted for callers of other hypervisors; there is no system call filter
-    #[arg(long, value_name = "true|false|log", value_parser = ["true", "false", "log"], requires = "api_socket", hide = true)]
+    /// Taken for callers of other hypervisors; without effect: no system call is filtered
+    #[arg(long, value_name = "true|false|log", value_parser = ["true", "false", "log"], requires = "api_socket")]
     seccomp: Option<String>,
 }
 

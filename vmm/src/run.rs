@@ -146,6 +146,9 @@ impl Guest {
         for note in notes(&blueprint.spec, &blueprint.plan) {
             log::warn!("{note}");
         }
+        for remark in &blueprint.spec.remarks {
+            log::info!("{remark}");
+        }
         if !restored {
             machine::check_payload(&blueprint.config)?;
         }
@@ -242,7 +245,7 @@ fn dry_run(config: &VmConfig, options: &RunOptions) -> Result<u8, RunError> {
     let memory = if verbose { format!("{}\n", plan.map) } else { String::new() };
     let nodes = spec.numa.as_ref().filter(|_| verbose).map_or_else(String::new, |numa| format!("{numa}\n"));
     let text = format!("{memory}{nodes}{tree}");
-    let notes: String = notes(spec, &plan).map(|note| format!("note: {note}\n")).collect();
+    let notes: String = notes(spec, &plan).chain(spec.remarks.iter().cloned()).map(|note| format!("note: {note}\n")).collect();
     print(&mut io::stdout().lock(), &format!("{}\n{notes}", text.trim_end())).map_err(RunError::Print)?;
     Ok(exit_code::POWER_OFF)
 }

@@ -130,6 +130,8 @@ pub struct Spec {
     pub iommu_bits: Option<u8>,
     /// What a user should know and did not ask for.
     pub notes: Vec<String>,
+    /// What is as usual, and to be known when it is looked for.
+    pub remarks: Vec<String>,
 }
 
 /// The devices of a configuration with their names, those of the topology file first. Unnamed ones are called `vfio0`,
@@ -196,7 +198,7 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     let warnings = peers::warnings(config, &spec, host);
     spec.notes.extend(warnings);
     spec.notes.extend(cmdline::notes(config));
-    spec.notes.extend(Room::note(config, spec.numa.as_ref()));
+    spec.remarks.extend(Room::note(config, spec.numa.as_ref()));
     Ok(spec)
 }
 

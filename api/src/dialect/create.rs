@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::device::DeviceBody;
 use super::disk::DiskBody;
@@ -77,11 +77,8 @@ struct CpusBody {
     topology: Option<TopologyBody>,
     max_phys_bits: Option<u8>,
     kvm_hyperv: Option<bool>,
-    // Processors show what the host's have.
-    #[serde(rename = "nested")]
-    _nested: Option<bool>,
-    #[serde(rename = "features")]
-    _features: Option<Value>,
+    nested: Option<bool>,
+    features: Option<Map<String, Value>>,
 }
 
 #[derive(Deserialize)]
@@ -223,7 +220,8 @@ fn memory_nodes(body: Vec<Value>) -> Result<NumaConfig, ApiError> {
     let flag = |node| match node {
         Value::String(text) => text.parse().map_err(|error: FlagError| bad(WHAT, &error.to_string())),
         _ => {
-            let why = "write each node as a text such as `id=0,cpus=0-3,memory=2G,host-node=0`, or `host` alone";
+            let why = "nodes as objects, with `guest_numa_id` and `memory_zones`, are not supported; write each as a text such as \
+                       `id=0,cpus=0-3,memory=2G,host-node=0`, or `host` alone";
             Err(refused(WHAT, "numa", why))
         }
     };
@@ -263,10 +261,8 @@ impl Body {
         if self.tpm.is_some() {
             return Err(refused(WHAT, "tpm", "it is not supported"));
         }
-        for (key, on) in [("landlock_enable", self.landlock_enable)] {
-            if on == Some(true) {
-                notes.ignored(WHAT, key);
-            }
+        if self.landlock_enable == Some(true) {
+            notes.unmet(WHAT, "landlock_enable", "Banyan does not confine itself by Landlock");
         }
         let Some(platform) = &self.platform else { return Ok(()) };
         for (key, on) in [("platform.tdx", platform.tdx), ("platform.sev_snp", platform.sev_snp)] {
@@ -344,8 +340,13 @@ impl CpusBody {
         if self.max_phys_bits.is_some_and(|bits| !(36..=52).contains(&bits)) {
             return Err(refused(WHAT, "cpus.max_phys_bits", "physical addresses have 36 to 52 bits"));
         }
-        if self._features.as_ref().and_then(|features| features.get("amx")) == Some(&Value::Bool(true)) {
-            notes.ignored(WHAT, "cpus.features.amx");
+        if self.nested == Some(false) {
+            notes.unmet(WHAT, "cpus.nested", "processors show what the host's have, virtualization too");
+        }
+        for (feature, wanted) in self.features.into_iter().flatten() {
+            if !matches!(wanted, Value::Null | Value::Bool(false)) {
+                notes.unmet(WHAT, &format!("cpus.features.{feature}"), "processors get no feature by its name");
+            }
         }
         config.cpus = CpuConfig { count: boot, max: (max > boot).then_some(max), topology, ..CpuConfig::default() };
         config.max_physical_bits = self.max_phys_bits;

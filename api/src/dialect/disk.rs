@@ -163,7 +163,11 @@ pub(super) fn write(disk: &DiskConfig) -> Value {
             ImageFormat::FixedVhd => "FixedVhd",
             ImageFormat::Vhdx => "Vhdx",
         },
+        "iommu": false,
         "pci_segment": 0,
+        // Room that the guest gives up is given back, and no other file that an image names is opened.
+        "sparse": true,
+        "backing_files": false,
     });
     if let Some(map) = value.as_object_mut() {
         let (key, path) = match &disk.source {

@@ -28,6 +28,14 @@ impl Notes {
         }
     }
 
+    /// Logs that `key` in the body of `what` asks for what the machine does not get.
+    pub fn unmet(&self, what: &str, key: &str, why: &str) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.len() < REMEMBERED && seen.insert(format!("{what} {key}, a warning")) {
+            log::warn!("{what}: key `{}` has no effect: {why}", key.escape_debug());
+        }
+    }
+
     #[cfg(test)]
     pub(super) fn seen(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
