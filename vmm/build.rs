@@ -21,6 +21,14 @@ fn main() {
         println!("cargo::warning=/dev/kvm: {error}: the tests that need it are skipped and counted as ignored");
         println!("cargo::rustc-cfg=without_kvm");
     }
+    println!("cargo::rustc-check-cfg=cfg(without_taps)");
+    println!("cargo::rerun-if-changed=/dev/net/tun");
+    // Whoever may make a network namespace may make interfaces.
+    let may = Command::new("unshare").args(["-n", "true"]).output().is_ok_and(|output| output.status.success());
+    if !may || File::options().read(true).write(true).open("/dev/net/tun").is_err() {
+        println!("cargo::warning=no right to make taps: the tests that need it are skipped and counted as ignored");
+        println!("cargo::rustc-cfg=without_taps");
+    }
     // Nobody reads the symbols of an embedded image.
     let built = Command::new("sh").arg(guests.join("build")).args([&out, "probe"]).env("CC", format!("{compiler} -s")).status();
     assert!(

@@ -146,7 +146,7 @@ pub fn take_taps(command: &mut Command, config: &mut VmConfig, backends: &Backen
         // Which is refused in a moment; the other one keeps its taps.
         return Ok(None);
     }
-    backends.put(&name, Backend::of_taps(net, std::mem::take(taps))?);
+    backends.put(&name, Backend::of_taps(net, std::mem::take(taps))?)?;
     Ok(Some(name))
 }
 

@@ -17,7 +17,7 @@ use api::http::{ListenError, Listening};
 use devices::virtio::balloon::BalloonControl;
 use devices::virtio::block::{Format, Image, ImageError};
 use devices::virtio::mem::MemControl;
-use devices::virtio::net::tap::{Offloads, Tap, TapError};
+use devices::virtio::net::tap::{Interface, Offloads, Tap, TapError};
 use devices::virtio::vhost_user::{self, RemoteSpec, Served, ServerError};
 use pci::sync::lock;
 use pci::topology::Name;
@@ -94,8 +94,8 @@ impl Backends {
                 if first_failure().is_some() {
                     return;
                 }
-                match Backend::open(device) {
-                    Ok(side) => self.put(name, side),
+                match Backend::open(device).and_then(|side| self.put(name, side)) {
+                    Ok(()) => {}
                     Err(source) => drop(first_failure().get_or_insert(named(name, source))),
                 }
             }
@@ -142,15 +142,30 @@ impl Backends {
             return backend.share();
         }
         let name = Name::from(name);
-        let backend = Backend::open(device).map_err(|source| named(&name, source))?;
+        let backend = match Backend::open(device) {
+            Ok(backend) => backend,
+            Err(source) => {
+                // Most taps are open once: who has this one says more than the kernel's refusal.
+                let tap = match device {
+                    Virtio::Net(NetConfig { source: NetSource::Tap(tap), .. }) => Some(tap),
+                    _ => None,
+                };
+                tap.map_or(Ok(()), |tap| alone(&open, &name, |there| there.name == *tap))?;
+                return Err(named(&name, source));
+            }
+        };
+        backend.has_its_own_tap(&open, &name)?;
         let shared = backend.share()?;
         open.insert(name, backend);
         Ok(shared)
     }
 
-    /// Takes over the side of a device `name` that is to come.
-    pub fn put(&self, name: &Name, side: Backend) {
-        lock(&self.open).insert(name.clone(), side);
+    /// Takes over the side of a device `name` that is to come, if it is on nobody else's tap.
+    pub fn put(&self, name: &Name, side: Backend) -> Result<(), BackendError> {
+        let mut open = lock(&self.open);
+        side.has_its_own_tap(&open, name)?;
+        open.insert(name.clone(), side);
+        Ok(())
     }
 
     /// The servers of devices, by the devices' names.
@@ -272,6 +287,13 @@ impl Backend {
         }
     }
 
+    /// Whether no device of `open` but `name` is on the interface that this is of. Queues of one device share theirs.
+    fn has_its_own_tap(&self, open: &BTreeMap<Name, Self>, name: &Name) -> Result<(), BackendError> {
+        let Self::Taps(taps, _) = self else { return Ok(()) };
+        let own: Vec<_> = taps.iter().filter_map(|tap| tap.interface()).collect();
+        alone(open, name, |there| own.contains(there))
+    }
+
     fn served(socket: &Path, spec: RemoteSpec) -> Result<Self, BackendError> {
         Ok(Self::Server(Arc::new(vhost_user::Server::open(socket, &spec)?), spec))
     }
@@ -289,6 +311,17 @@ impl Backend {
             Self::None => Ok(Self::None),
         }
     }
+}
+
+/// Whether no device of `open` but `name` is on a tap that is the `same`.
+fn alone(open: &BTreeMap<Name, Backend>, name: &Name, same: impl Fn(&Interface) -> bool) -> Result<(), BackendError> {
+    for (first, side) in open.iter().filter(|(first, _)| *first != name) {
+        let Backend::Taps(taps, _) = side else { continue };
+        if let Some(tap) = taps.iter().filter_map(|tap| tap.interface()).find(&same) {
+            return Err(BackendError::TapTwice { tap: tap.name, first: first.clone(), name: name.clone() });
+        }
+    }
+    Ok(())
 }
 
 /// What an interface may leave to the other side.
@@ -435,6 +468,16 @@ pub enum BackendError {
     /// A tap.
     #[error(transparent)]
     Tap(#[from] TapError),
+    /// A tap of another device.
+    #[error("the network interfaces {first} and {name} are both on the tap {tap}: give each one of its own")]
+    TapTwice {
+        /// The tap's interface.
+        tap: String,
+        /// The device that has it.
+        first: Name,
+        /// The other one.
+        name: Name,
+    },
     /// Neither a name nor descriptors.
     #[error("a network interface needs a tap: give its name")]
     NoTap,
@@ -460,6 +503,8 @@ pub enum BackendError {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use devices::complaints::chain;
 
     use super::*;
@@ -487,6 +532,35 @@ mod tests {
         drop(written);
         let _readers = [open(&format!("{path},readonly=on")).unwrap(), open(&format!("{path},readonly=on")).unwrap()];
         assert!(open(&format!("{path}")).err().unwrap().contains("in use"));
+    }
+
+    #[test]
+    #[cfg_attr(without_taps, ignore = "needs /dev/net/tun and the right to make interfaces")]
+    fn a_tap_is_for_one_interface_whether_it_comes_by_name_or_as_descriptors() {
+        let queues = |name: &str, count| Tap::open(name, count).unwrap();
+        let passed = |taps: &[&Tap]| {
+            let taps = taps.iter().map(|tap| tap.as_fd().try_clone_to_owned().unwrap()).collect();
+            Backend::of_taps(&"t0".parse().unwrap(), taps).unwrap()
+        };
+        let tap = |letter: char| format!("bt{letter}{}", std::process::id());
+        let (single, several, other) = (queues(&tap('a'), 1), queues(&tap('b'), 3), queues(&tap('c'), 1));
+        let (eth, net1) = (Name::from("eth"), Name::from("net1"));
+        let second = |first: &[&Tap], then: &[&Tap]| {
+            let backends = Backends::default();
+            backends.put(&eth, passed(first)).unwrap();
+            backends.put(&net1, passed(then)).map_err(|error| error.to_string())
+        };
+        let text = |letter| format!("the network interfaces eth and net1 are both on the tap {}", tap(letter));
+        assert!(second(&[&single[0]], &[&single[0]]).unwrap_err().contains(&text('a')));
+        assert!(second(&[&several[0], &several[1]], &[&several[2]]).unwrap_err().contains(&text('b')));
+        assert_eq!(second(&[&several[0], &several[1]], &[&other[0]]), Ok(()), "two queues of one interface share its tap");
+        let backends = Backends::default();
+        backends.put(&eth, passed(&[&single[0]])).unwrap();
+        let named = Virtio::Net(tap('a').parse().unwrap());
+        let error = backends.get("net1", &named).err().unwrap().to_string();
+        assert!(error.contains(&text('a')), "{error}");
+        backends.close(&eth);
+        backends.put(&net1, passed(&[&single[0]])).unwrap();
     }
 
     #[test]

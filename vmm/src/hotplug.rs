@@ -185,7 +185,7 @@ impl HotPlug {
         spec::beside::fits(self.virtio(), &device)?;
         let name = self.free_name(machine, id, listing::class(&device).to_string().as_str(), &[])?;
         if let Some(side) = side {
-            machine.parts().1.backends().put(&name, side);
+            machine.parts().1.backends().put(&name, side)?;
         }
         let spec = device.endpoint();
         let function = AddedFunction {

@@ -96,6 +96,17 @@ impl Tap {
         Self::ready(fd).map_err(refused)
     }
 
+    /// The interface that this is a queue of; `None` for what the kernel says nothing of.
+    #[must_use]
+    pub fn interface(&self) -> Option<Interface> {
+        let mut request = Request::new();
+        request.call(self.fd.as_fd(), libc::TUNGETIFF).ok()?;
+        let name = request.name();
+        // Any address is better than none: one that cannot be read leaves the names to be compared.
+        let address = Request::new().address(self.fd.as_fd()).unwrap_or_default();
+        Some(Interface { name, address })
+    }
+
     fn with(fd: OwnedFd) -> Self {
         Self { fd, received: Traffic::default(), sent: Traffic::default() }
     }
@@ -153,6 +164,15 @@ impl AsFd for Tap {
     }
 }
 
+/// What tells a tap's interface from the others of the host. Names are of one network namespace each, and a process can be
+/// handed taps of several: the host's side of each has a hardware address, which the kernel draws.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name where it is.
+    pub name: String,
+    address: [u8; 6],
+}
+
 /// `struct ifreq` with `ifr_flags`.
 #[repr(C)]
 #[derive(Debug, Clone)]
@@ -170,6 +190,13 @@ impl Request {
 
     fn name(&self) -> String {
         self.name.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()
+    }
+
+    /// The hardware address of the interface that `fd` is a queue of, behind its family (`struct sockaddr`).
+    fn address(mut self, fd: BorrowedFd<'_>) -> io::Result<[u8; 6]> {
+        self.call(fd, libc::SIOCGIFHWADDR)?;
+        let [a, b, c, d, e, f, ..] = self.rest;
+        Ok([a, b, c, d, e, f])
     }
 
     fn call(&mut self, fd: BorrowedFd<'_>, call: libc::Ioctl) -> io::Result<()> {
