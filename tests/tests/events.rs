@@ -42,11 +42,12 @@ fn a_start_that_was_promised_is_told_up_to_its_last_percent_and_then_the_kernel(
     let body = machine(&image("echo.elf"), r#""size":1073741824,"prefault":true"#, "");
     server.expect("PUT vm.create", &body, 204);
     server.expect("PUT vm.boot", "", 204);
-    listener.until(r#""phase":"running""#);
+    // Memory may be there before the machine is called running, on a slow host, and never after its kernel runs.
     let told = listener.until(r#""event":"kernel-entered""#);
     let whole = |line: &String| line.contains(r#""percent":100,"step":"prefault""#);
     assert_eq!(told.iter().filter(|line| whole(line)).count(), 1, "{told:?}");
-    assert!(told.iter().rev().nth(1).is_some_and(whole), "{told:?}");
+    let running = told.iter().position(|line| line.contains(r#""phase":"running""#));
+    assert!(running.is_some(), "{told:?}");
     server.shuts_down();
 }
 

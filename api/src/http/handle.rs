@@ -1,9 +1,8 @@
 //! Turns a request into a command, waits for the core's answer, and turns that into a reply.
 
-use std::os::fd::OwnedFd;
-
 use hyper::Method;
 
+use super::passed::Passed;
 use super::reply::Reply;
 use super::routes::{Endpoint, find};
 use crate::channel::Controller;
@@ -33,7 +32,7 @@ pub(super) struct Request {
     pub(super) method: Method,
     pub(super) path: String,
     pub(super) body: Vec<u8>,
-    pub(super) descriptors: Vec<OwnedFd>,
+    pub(super) descriptors: Passed,
 }
 
 impl Service {
@@ -45,7 +44,7 @@ impl Service {
         }
     }
 
-    async fn call(&self, endpoint: Endpoint, body: &[u8], descriptors: Vec<OwnedFd>) -> Reply {
+    async fn call(&self, endpoint: Endpoint, body: &[u8], descriptors: Passed) -> Reply {
         let notes = &self.notes;
         let needs_vm = !matches!(
             endpoint,
@@ -130,7 +129,7 @@ impl Service {
     }
 
     /// The command that adds what `body` describes.
-    fn addition(&self, endpoint: Endpoint, body: &[u8], descriptors: Vec<OwnedFd>) -> Result<(Command, Answer<Added>), ApiError> {
+    fn addition(&self, endpoint: Endpoint, body: &[u8], descriptors: Passed) -> Result<(Command, Answer<Added>), ApiError> {
         let notes = &self.notes;
         let (reply, answer) = To::new();
         let command = match endpoint {
@@ -139,7 +138,7 @@ impl Service {
             Endpoint::AddVsock => Command::AddVsock { config: Box::new(dialect::add_vsock(body, notes)?), reply },
             Endpoint::AddNet => {
                 let config = Box::new(dialect::add_net(body, descriptors.len(), notes)?);
-                Command::AddNet { config, taps: descriptors, reply }
+                Command::AddNet { config, taps: descriptors.take(), reply }
             }
             _ => Command::AddDevice { functions: dialect::add_device(body, notes)?, reply },
         };

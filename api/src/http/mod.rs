@@ -4,6 +4,7 @@
 //! |---|---|
 //! | who may listen at a path, and what if a socket is there already? | [`socket`] |
 //! | how do descriptors and time limits come to a request? | `transport` |
+//! | who closes descriptors that nobody took? | `passed` |
 //! | which connections are there, and when do they end? | [`server`] |
 //! | which request is for whom? | `routes` |
 //! | what is done with it? | `handle` |
@@ -21,6 +22,7 @@
 
 mod body;
 mod handle;
+mod passed;
 mod reply;
 mod routes;
 pub mod server;

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
@@ -26,6 +26,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::body::Body;
 use super::handle::{Request, Service, too_many_descriptors};
+use super::passed::Passed;
 use super::reply::{Reply, unread};
 use super::socket::{ListenError, Listening};
 use super::transport::{Incoming, MAX_DESCRIPTORS, Owed, Transport};
@@ -307,7 +308,10 @@ impl Serving {
         let mut close = wants_close(&head);
         let reply = match self.read(body, &incoming).await {
             Ok((body, descriptors)) => {
-                let request = Request { method: head.method, path: head.uri.path().to_owned(), body, descriptors };
+                // That of CONNECT has an authority alone (RFC 9110 9.3.6).
+                let path =
+                    Some(head.uri.path()).filter(|path| !path.is_empty()).map_or_else(|| head.uri.to_string(), str::to_owned);
+                let request = Request { method: head.method, path, body, descriptors };
                 self.service.serve(request).await
             }
             Err(refusal) => {
@@ -319,7 +323,7 @@ impl Serving {
     }
 
     /// The whole body, with its descriptors.
-    async fn read(&self, body: IncomingBody, incoming: &Incoming) -> Result<(Vec<u8>, Vec<OwnedFd>), Refusal> {
+    async fn read(&self, body: IncomingBody, incoming: &Incoming) -> Result<(Vec<u8>, Passed), Refusal> {
         let most = self.limits.body;
         let too_long = || Refusal::closing(format!("the body is longer than {most} bytes"));
         if body.size_hint().lower() > most.try_into().unwrap_or(u64::MAX) {
@@ -366,7 +370,11 @@ async fn part(stream: &UnixStream, error: Option<hyper::Error>) {
 
 /// Answers a request of which not even the head can be read.
 async fn refuse_unread(stream: &UnixStream, error: &hyper::Error) {
-    let what = format!("the head of the request cannot be read (at most {HEAD} bytes and 100 headers)");
+    let mut what = "the head of the request cannot be read".to_owned();
+    // Hyper calls too many headers a head that is too large as well.
+    if error.is_parse_too_large() {
+        what = format!("{what}: at most {HEAD} bytes and 100 headers");
+    }
     let reply = ApiError::new(ErrorKind::BadRequest, error.to_string()).within(what);
     let reply = unread(&reply);
     let mut rest = reply.as_slice();

@@ -25,6 +25,8 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::{Duration, Instant, Sleep, sleep_until};
 
+use super::passed::Passed;
+
 /// Descriptors that a request may bring.
 pub(super) const MAX_DESCRIPTORS: usize = 64;
 
@@ -40,7 +42,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// What a connection's transport and the handler of its requests share.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    descriptors: RefCell<Vec<OwnedFd>>,
+    descriptors: RefCell<Passed>,
     too_many: Cell<bool>,
     phase: Cell<Phase>,
     /// Since when.
@@ -105,7 +107,7 @@ impl Incoming {
     }
 
     /// All of it is there. Returns its descriptors, or `None` if there were more than [`MAX_DESCRIPTORS`].
-    pub(super) fn complete(&self) -> Option<Vec<OwnedFd>> {
+    pub(super) fn complete(&self) -> Option<Passed> {
         self.go_to(Phase::Complete);
         let descriptors = self.descriptors.take();
         (!self.too_many.replace(false)).then_some(descriptors)
@@ -132,11 +134,13 @@ impl Incoming {
 
     fn keep(&self, descriptors: impl Iterator<Item = OwnedFd>) {
         let mut kept = self.descriptors.borrow_mut();
+        let mut more = Passed::default();
         for descriptor in descriptors {
             if kept.len() < MAX_DESCRIPTORS {
                 kept.push(descriptor);
             } else {
                 self.too_many.set(true);
+                more.push(descriptor);
             }
         }
     }
