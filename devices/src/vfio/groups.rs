@@ -6,6 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pci::sync::lock;
+use rustix::io::Errno;
 
 /// What the kernel does with groups; tests have a fake.
 pub trait Kernel: Send + Sync {
@@ -74,7 +75,7 @@ impl<K: Kernel> Groups<K> {
     /// Whether none is in the container, so that it has no maps. Those that would not go are asked once more.
     pub fn is_empty(&self) -> bool {
         let mut open = self.lock();
-        open.retain(|_, used| used.users != 0 || self.kernel.leave(&used.group).is_err());
+        open.retain(|_, used| used.users != 0 || self.leave(&used.group).is_err());
         open.is_empty()
     }
 
@@ -88,9 +89,18 @@ impl<K: Kernel> Groups<K> {
         if let Err(error) = self.kernel.withdraw(&used.group) {
             log::error!("KVM keeps IOMMU group {id}: {error}");
         }
-        match self.kernel.leave(&used.group) {
+        match self.leave(&used.group) {
             Ok(()) => drop(open.remove(&id)),
             Err(error) => log::warn!("IOMMU group {id} cannot leave yet: {error}"),
+        }
+    }
+
+    /// Takes `group` out of the container. One that is in none is out: the kernel does that by itself when the host takes the last
+    /// function back (linux: drivers/vfio/group.c, `vfio_device_remove_group`), and such a group opens no function ever again.
+    fn leave(&self, group: &K::Group) -> io::Result<()> {
+        match self.kernel.leave(group) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
+            left => left,
         }
     }
 
@@ -128,6 +138,8 @@ mod tests {
         calls: Mutex<Vec<String>>,
         /// Groups with a function that is open.
         busy: Mutex<Vec<u32>>,
+        /// Groups that the host took back.
+        gone: Mutex<Vec<u32>>,
         refuses: Mutex<Option<&'static str>>,
     }
 
@@ -135,8 +147,10 @@ mod tests {
         fn call(&self, what: &'static str, group: u32) -> io::Result<()> {
             self.calls.lock().unwrap().push(format!("{what} {group}"));
             let busy = what == "leave" && self.busy.lock().unwrap().contains(&group);
+            let gone = what == "leave" && self.gone.lock().unwrap().contains(&group);
             match *self.refuses.lock().unwrap() {
                 Some(refused) if refused == what => Err(io::Error::from(io::ErrorKind::InvalidInput)),
+                _ if gone => Err(Errno::INVAL.into()),
                 _ if busy => Err(io::Error::from(io::ErrorKind::ResourceBusy)),
                 _ => Ok(()),
             }
@@ -223,6 +237,19 @@ mod tests {
         groups.kernel.busy.lock().unwrap().clear();
         assert!(!groups.is_empty(), "another one is in use");
         assert_eq!(calls(&groups), ["leave 5"]);
+    }
+
+    #[test]
+    fn a_group_that_the_host_took_back_is_opened_anew_when_it_comes_again() {
+        let groups = Arc::new(Groups::new(Fake::default()));
+        let lease = groups.take(5).unwrap();
+        groups.kernel.gone.lock().unwrap().push(5);
+        drop(lease);
+        calls(&groups);
+        assert!(groups.is_empty(), "it has no maps");
+        groups.kernel.gone.lock().unwrap().clear();
+        let _again = groups.take(5).unwrap();
+        assert_eq!(calls(&groups), ["open 5", "join first 5", "announce 5"]);
     }
 
     #[test]
