@@ -15,7 +15,11 @@ impl Hierarchy {
     pub fn save(&mut self, writer: &mut Writer) -> Result<(), StateError> {
         // Virtual functions are there when their physical ones have taken their state.
         for are_virtual in [false, true] {
-            let nodes: Vec<_> = self.nodes.values().filter(|node| node.is_virtual == are_virtual).collect();
+            let mut nodes: Vec<_> = self.nodes.values().filter(|node| node.is_virtual == are_virtual).collect();
+            if are_virtual {
+                // Their ids tell in which order the guest enabled them, which is nothing to keep.
+                nodes.sort_by(|one, other| one.name.cmp(&other.name));
+            }
             writer.count(nodes.len());
             for node in nodes {
                 let name = &node.name;
@@ -30,7 +34,7 @@ impl Hierarchy {
             }
         }
         let reachable: BTreeSet<_> = self.reach.iter().map(|(function, bar, ..)| (function, bar)).collect();
-        let homes: Vec<(&Name, BarIndex, u64, bool)> = self
+        let mut homes: Vec<(&Name, BarIndex, u64, bool)> = self
             .reach
             .homes()
             .filter_map(|(function, bar, at)| {
@@ -38,6 +42,7 @@ impl Hierarchy {
                 self.nodes.get(&function).map(|node| (&node.name, bar, at, is_there))
             })
             .collect();
+        homes.sort_unstable();
         writer.count(homes.len());
         for (name, bar, at, is_there) in homes {
             writer.bytes(name.0.as_bytes());
