@@ -2,7 +2,8 @@
 //! fuzz target and for the bounded run among the tests.
 //!
 //! Checked after each step: no panic and no overflow; every mapped BAR lies in its root complex's apertures and over no other
-//! one; effects, applied in order, give exactly what the hierarchy says is reachable; mirrors in place show what reads give.
+//! one; effects, applied in order, give exactly what the hierarchy says is reachable, and reach no other segment than the
+//! write did; mirrors in place show what reads give.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,8 +23,8 @@ use crate::sriov::SriovSpec;
 use crate::state::{Reader, StateError, Writer};
 use crate::testing::{FakeEndpoint, FakeMirror, tree};
 use crate::topology::{
-    Apertures, EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Parent, Place, Plan, PortKind, PortSpec, Removal, Reserve,
-    RootComplexSpec, Topology, Window,
+    Apertures, EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Parent, Place, Plan, PlannedRootComplex, PortKind, PortSpec,
+    Removal, Reserve, RootComplexSpec, Topology, Window,
 };
 
 /// Nodes of a tree, at most.
@@ -141,9 +142,9 @@ fn topology(source: &mut Source<'_>) -> Topology {
     let mut topology = Topology::default();
     // What can hang there, by name: ports on root complexes, devices on links, downstream ports on upstream ones.
     let mut parents: Vec<(Name, Option<PortKind>)> = Vec::new();
-    for index in 0..=source.below(2) {
-        let name = Name(format!("rc{index}"));
-        topology.root_complexes.push(RootComplexSpec { name: name.clone(), segment: 0, node: None, first_bus: None });
+    for index in 0..=source.below(3) {
+        let (name, segment) = (Name(format!("rc{index}")), source.below(2).into());
+        topology.root_complexes.push(RootComplexSpec { name: name.clone(), segment, node: None, first_bus: None });
         parents.push((name, None));
     }
     for index in 0..1 + source.below(NODES) {
@@ -260,6 +261,8 @@ struct World {
     mirrors: BTreeMap<FunctionId, Arc<FakeMirror>>,
     shown: BTreeSet<FunctionId>,
     came: usize,
+    /// The segment of the configuration write that this step was.
+    wrote: Option<u16>,
 }
 
 impl World {
@@ -280,6 +283,7 @@ impl World {
             mirrors,
             shown: BTreeSet::new(),
             came: 0,
+            wrote: None,
         };
         world.tree.start(&mut world.effects);
         world.check();
@@ -339,6 +343,7 @@ impl World {
     }
 
     fn step(&mut self, source: &mut Source<'_>) {
+        self.wrote = None;
         match source.byte() % 32 {
             0 => self.plug(source),
             1 => {
@@ -373,14 +378,18 @@ impl World {
                 self.tree.read_conventional(bdf, offset, data);
                 data.fill(source.byte());
                 self.tree.write_conventional(bdf, offset, data, &mut self.effects);
+                self.wrote = Some(0);
             }
             _ => {
                 let (at, offset, len) = (self.place(source), Self::offset(source), Self::len(source));
                 let value = Self::value(source);
                 let data = value.get(..len).unwrap_or_default();
                 self.tree.write(at.segment, at.bdf, offset, data, &mut self.effects);
+                self.wrote = Some(at.segment);
                 let mut read = [0; 8];
-                self.tree.read(at.segment, at.bdf, offset, read.get_mut(..len).unwrap_or_default());
+                let read = read.get_mut(..len).unwrap_or_default();
+                self.tree.read(at.segment, at.bdf, offset, read);
+                assert!(self.root_of(at).is_some() || read.iter().all(|byte| *byte == 0xFF), "{at} is in no root complex");
             }
         }
     }
@@ -413,7 +422,10 @@ impl World {
     fn place(&self, source: &mut Source<'_>) -> Sbdf {
         let planned = source.pick(&self.plan.functions).map(|function| function.at).unwrap_or_default();
         match source.byte() % 8 {
-            0 => Sbdf { segment: 0, bdf: Bdf::new(source.byte(), Devfn::from_byte(source.byte())) },
+            0 => {
+                let bdf = Bdf::new(source.byte(), Devfn::from_byte(source.byte()));
+                Sbdf { segment: source.below(3).into(), bdf }
+            }
             1 => Sbdf { bdf: Bdf::new(source.below(8), planned.bdf.devfn()), ..planned },
             _ => planned,
         }
@@ -451,6 +463,12 @@ impl World {
             _ => dword,
         };
         (u64::from(source.byte()) << 32 | u64::from(low)).to_le_bytes()
+    }
+
+    /// The root complex whose buses lead to a place.
+    fn root_of(&self, at: Sbdf) -> Option<&PlannedRootComplex> {
+        let roots = &self.plan.root_complexes;
+        roots.iter().find(|root| root.segment == at.segment && root.buses.contains(at.bdf.bus()))
     }
 
     fn some_port(&self, source: &mut Source<'_>) -> Option<FunctionId> {
@@ -492,6 +510,18 @@ impl World {
         self.tree.take_appeared();
         self.tree.take_vanished();
         for effect in self.effects.drain(..) {
+            let of = match effect {
+                Effect::Map { function: of, .. }
+                | Effect::Hide { function: of, .. }
+                | Effect::BusMaster { function: of, .. }
+                | Effect::Mirror { function: of, .. }
+                | Effect::Slot { port: of, .. } => Some(of),
+                // Told when the guest has gone on to something else.
+                Effect::Refused { .. } | Effect::Stray { .. } => None,
+            };
+            if let Some((wrote, at)) = self.wrote.zip(of.and_then(|of| self.tree.address(of))) {
+                assert_eq!(wrote, at.segment, "{effect:?}");
+            }
             match effect {
                 Effect::Map { function, bar, at } => {
                     assert!(self.mapped.insert((function, bar), at).is_none(), "{effect:?}: it was mapped elsewhere");
@@ -511,13 +541,13 @@ impl World {
                 Effect::Refused { .. } | Effect::Stray { .. } | Effect::Slot { .. } => {}
             }
         }
-        let windows: Vec<Window> =
-            self.plan.root_complexes.iter().flat_map(|root| root.mem32.iter().chain(&root.mem64)).copied().collect();
         let (mut end, mut count) = (0, 0);
         for (function, bar, at, size) in self.tree.reachable() {
             assert!(at >= end, "BAR {bar} of {function:?} at {at:#x} covers another one");
             end = at + size;
-            assert!(windows.iter().any(|window| window.contains(at, size)), "BAR {bar} of {function:?} at {at:#x} is outside");
+            let root = self.tree.address(function).and_then(|place| self.root_of(place));
+            let mut windows = root.iter().flat_map(|root| root.mem32.iter().chain(&root.mem64));
+            assert!(windows.any(|window| window.contains(at, size)), "BAR {bar} of {function:?} at {at:#x} is outside");
             assert_eq!(self.mapped.get(&(function, bar)), Some(&at), "BAR {bar} of {function:?}");
             count += 1;
         }
@@ -542,9 +572,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::cases;
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: cases(400), ..ProptestConfig::default() })]
 
         #[test]
         fn random_cycles_over_random_trees_keep_every_promise(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {

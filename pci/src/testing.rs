@@ -480,6 +480,12 @@ impl PciFunction for FakeEndpoint {
     }
 }
 
+/// How many random cases a test tries: what `PROPTEST_CASES` says, else `usual`.
+#[must_use]
+pub fn cases(usual: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(usual)
+}
+
 /// Hardware that takes no time.
 struct Quick;
 

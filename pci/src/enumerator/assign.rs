@@ -1,9 +1,13 @@
 //! Assigns everything as firmware does that finds cleared registers: bus numbers while it goes down, then windows and
-//! addresses.
+//! addresses, as tightly as they go.
 
 use std::cmp::Reverse;
 
 use thiserror::Error;
+
+mod lay;
+
+use lay::{lay, tightly};
 
 use super::FoundBar;
 use super::{Cycles, Enumerator, Found, reg};
@@ -77,6 +81,9 @@ pub fn clear(cycles: &mut dyn Cycles, root: &PlannedRootComplex) {
     }
 }
 
+/// Step of a bridge's memory windows.
+const STEP: u64 = 1 << 20;
+
 /// What windows tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Space {
@@ -132,14 +139,13 @@ enum What {
 impl Bus {
     /// Everything in `space` with its size and alignment, the largest alignment first.
     fn parts(&self, space: Space) -> Vec<Part> {
-        const STEP: u64 = 1 << 20;
         let mut parts = Vec::new();
         for device in &self.devices {
             let bars = device.bars.iter().filter(|want| want.space == space);
             parts.extend(bars.map(|want| Part { size: want.size, align: want.align, what: What::Bar(device.at, *want) }));
             let Some(below) = device.below.as_ref().filter(|_| space != Space::Io) else { continue };
             let inner = below.parts(space);
-            let offsets = lay(&inner, &[(0, u64::MAX)]).unwrap_or_default();
+            let offsets = tightly(&inner, STEP);
             let end = inner.iter().zip(&offsets).map(|(part, offset)| offset + part.size).max();
             if let Some(end) = end {
                 let align = inner.iter().map(|part| part.align).fold(STEP, u64::max);
@@ -169,22 +175,6 @@ fn wants(function: &Found) -> Vec<Want> {
         wants.extend(vfs.bars.iter().map(|bar| want(bar, vfs.offset + 0x24 + 4 * u16::from(bar.bar), vfs.total)));
     }
     wants
-}
-
-/// The lowest free place for each part in turn; `None` when one finds none. `ranges` are inclusive and ascending.
-fn lay(parts: &[Part], ranges: &[(u64, u64)]) -> Option<Vec<u64>> {
-    let mut places: Vec<u64> = Vec::with_capacity(parts.len());
-    for part in parts {
-        let ends = parts.iter().zip(&places).map(|(placed, at)| at + placed.size);
-        let starts = ranges.iter().map(|(base, _)| *base).chain(ends).filter_map(|at| at.checked_next_multiple_of(part.align));
-        let free = |at: &u64| {
-            let Some(last) = at.checked_add(part.size - 1) else { return false };
-            ranges.iter().any(|(base, limit)| base <= at && last <= *limit)
-                && parts.iter().zip(&places).all(|(placed, other)| last < *other || *at > other + (placed.size - 1))
-        };
-        places.push(starts.filter(free).min()?);
-    }
-    Some(places)
 }
 
 impl Enumerator<'_> {

@@ -13,7 +13,7 @@ use crate::function::FunctionId;
 use crate::hierarchy::Hierarchy;
 use crate::ids::own;
 use crate::link::Link;
-use crate::testing::tree;
+use crate::testing::{cases, tree};
 use crate::topology::tests::properties::any_topology;
 use crate::topology::tests::{MIB, bars, endpoint_of, mem32, mem64, placed_bars, roomy, topology};
 use crate::topology::tests::{downstream, endpoint, function, io, root_port, upstream};
@@ -249,7 +249,7 @@ fn too_few_buses_and_too_little_memory_are_told() {
 /// Trees that do not plan show nothing; a generator that makes too many of them is no test.
 #[test]
 fn a_guest_finds_exactly_the_plan_and_can_make_its_own() {
-    let cases = 64;
+    let cases = cases(64);
     let planned = Cell::new(0);
     let mut runner = TestRunner::new(ProptestConfig { cases, source_file: Some(file!()), ..ProptestConfig::default() });
     let result = runner.run(&any_topology(), |topology| {
