@@ -59,7 +59,8 @@ pub fn run(config: &VmConfig, options: &RunOptions, ahead: Option<CpuidAhead>) -
     let recorded = options.host.as_deref().map(RecordedHost::read).transpose()?.map(Arc::new);
     let ahead = ahead.unwrap_or_else(CpuidAhead::start);
     // They start while the machine is planned and built.
-    let named = Named::start(0..config.cpus.count).map_err(MachineError::from)?;
+    let asker = ahead.clone();
+    let named = Named::start_with(0..config.cpus.count, move || asker.ask()).map_err(MachineError::from)?;
     let (blueprint, vm) = Blueprint::new(config, recorded, ahead)?;
     let backends = Arc::new(Backends::open(&blueprint.spec)?);
     let guest = Guest::open(Arc::new(blueprint), backends, false)?;

@@ -243,14 +243,23 @@ struct Work {
 impl Named {
     /// Begins a thread for each of these vCPUs.
     pub fn start(ids: impl IntoIterator<Item = u8>) -> Result<Self, ThreadError> {
+        Self::start_with(ids, || ())
+    }
+
+    /// As [`Named::start`]; the first of them does `meanwhile` before it waits.
+    pub fn start_with(ids: impl IntoIterator<Item = u8>, meanwhile: impl FnOnce() + Send + 'static) -> Result<Self, ThreadError> {
         let (tell, here) = mpsc::channel::<()>();
+        let mut meanwhile = Some(meanwhile);
         let thread = |id| {
             let (start, work) = mpsc::channel::<Work>();
-            let tell = tell.clone();
+            let (tell, meanwhile) = (tell.clone(), meanwhile.take());
             let run = move || {
                 // Nobody may wait.
                 let _ = tell.send(());
                 drop(tell);
+                if let Some(meanwhile) = meanwhile {
+                    meanwhile();
+                }
                 let Work { mut vcpu, counters, leave, errand, runner } = work.recv().ok()?;
                 pin(&vcpu);
                 runner.run(&mut vcpu, &leave, &errand, &counters);
