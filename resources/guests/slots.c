@@ -182,10 +182,11 @@ static void look(struct slot *slot) {
 /* Registers of a bus whose devices come and go by ACPI: which came, which are to leave, which are let go of. */
 enum { CAME = 0x640, LEAVES = 0x644, LET_GO = 0x648 };
 
+/* `bus` is segment << 8 | bus number. */
 static void look_at_bus(u32 bus, bool eject) {
     struct window memory = {1, 0}, prefetchable = {1, 0};
     for (u32 i = 0; i < function_count; i++)
-        if (functions[i].is_bridge && functions[i].secondary == bus)
+        if (functions[i].is_bridge && functions[i].at >> 16 == bus >> 8 && functions[i].secondary == (bus & 0xff))
             memory = functions[i].memory, prefetchable = functions[i].prefetchable;
     u32 up = in32(CAME), down = in32(LEAVES);
     for (u32 n = 0; n < 32; n++) {

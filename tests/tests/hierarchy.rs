@@ -32,8 +32,8 @@ fn planned(tree: &str) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for line in tree.lines() {
         let mut words = line.split_whitespace();
-        if let Some(at) = line.strip_prefix("0000:").and_then(|rest| rest.split_whitespace().next()) {
-            place = at;
+        if let Some(at) = line.split_whitespace().next().filter(|_| line.starts_with("000")) {
+            place = at.strip_prefix("0000:").unwrap_or(at);
         } else if line.starts_with("      ") {
             let (first, second, third) = (words.next(), words.next(), words.next());
             match (first, second, third) {
@@ -80,7 +80,7 @@ fn reported(report: &[String]) -> BTreeMap<String, String> {
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn case_a13_a_guest_finds_every_bar_and_window_where_the_dry_run_shows_it() {
-    for name in ["nested", "chain"] {
+    for name in ["nested", "chain", "two-nodes"] {
         let plan = banyan(&["run", "--dry-run", "-v", "--topology", &tests::guest::topology(name)]);
         let planned = planned(&plan.expect_code(0).stdout);
         assert!(planned.len() >= 12, "{planned:?}");
@@ -274,9 +274,12 @@ fn case_c9_decode_toggles_cost_no_memory_slots() {
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_hostile_guest_ends_as_it_wants_and_costs_nothing_that_stays() {
     // With configuration ports as well; with configuration reads that exit and that do not; on several processors at once.
-    for (seed, topology, pcie, cpus) in
-        [(2, "nested", "cf8=on", 1), (3, "chain", "cf8=on,mirror=off", 2), (4, "nested", "mirror=on", 3)]
-    {
+    for (seed, topology, pcie, cpus) in [
+        (2, "nested", "cf8=on", 1),
+        (3, "chain", "cf8=on,mirror=off", 2),
+        (4, "nested", "mirror=on", 3),
+        (5, "two-nodes", "mirror=on", 2),
+    ] {
         let options = format!("seed={seed} rounds=3000 cpus={cpus}");
         let guest = Guest::new("hostile").topology(topology).with(&["--pcie", pcie, "--cpus", &cpus.to_string()]);
         let mut session = guest.options(&options).start();
