@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
 use crate::config::VmConfig;
 use crate::events::Events;
+use crate::sync::lock;
 
 /// A machine as it is at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -357,7 +358,7 @@ pub type Counters = BTreeMap<String, BTreeMap<String, u64>>;
 /// The last state that the core made known. Copies show the same.
 #[derive(Debug, Clone, Default)]
 pub struct Published {
-    last: Arc<RwLock<Option<Arc<VmInfo>>>>,
+    last: Arc<Mutex<Option<Arc<VmInfo>>>>,
     events: Events,
 }
 
@@ -371,14 +372,14 @@ impl Published {
     /// The last state; `None` when there is no machine.
     #[must_use]
     pub fn get(&self) -> Option<Arc<VmInfo>> {
-        self.last.read().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.last).clone()
     }
 
     /// Makes a state known, or that there is no machine.
     pub fn set(&self, info: Option<VmInfo>) {
         let info = info.map(Arc::new);
         // Freed after the lock is.
-        let old = std::mem::replace(&mut *self.last.write().unwrap_or_else(PoisonError::into_inner), info.clone());
+        let old = std::mem::replace(&mut *lock(&self.last), info.clone());
         self.events.tell_difference(old.as_deref(), info.as_deref());
     }
 

@@ -28,3 +28,4 @@ pub mod events;
 pub mod http;
 pub mod info;
 pub mod json;
+mod sync;

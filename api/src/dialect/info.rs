@@ -84,7 +84,7 @@ pub(super) fn config(config: &VmConfig) -> Value {
     put("devices", Some(config.devices.iter().filter_map(device).collect()));
     put("fs", Some(config.filesystems.iter().map(fs_body).collect()));
     put("vsock", config.vsock.as_ref().map(vsock_body));
-    put("rng", config.rng.as_ref().map(|rng| json!({ "src": rng.source.to_string_lossy(), "iommu": false, "pci_segment": 0 })));
+    put("rng", config.rng.as_ref().map(|rng| without_iommu(json!({ "src": rng.source.to_string_lossy(), "pci_segment": 0 }))));
     put("balloon", config.balloon.as_ref().map(balloon));
     put("serial", Some(output(&config.serial)));
     put("console", Some(output(&config.console)));
@@ -158,7 +158,7 @@ fn payload(payload: &Payload) -> Value {
 /// A function of the host; the dialect's list has no others.
 fn device(device: &DeviceConfig) -> Option<Value> {
     let DeviceKind::Vfio(vfio) = &device.kind else { return None };
-    let mut value = json!({ "path": vfio.path.to_string_lossy(), "iommu": false, "pci_segment": 0 });
+    let mut value = without_iommu(json!({ "path": vfio.path.to_string_lossy(), "pci_segment": 0 }));
     if let Some(map) = value.as_object_mut() {
         disk::put(map, "id", device.id.as_deref());
         disk::put(map, "x_nv_gpudirect_clique", device.clique.map(|clique| clique.get()));
@@ -186,7 +186,7 @@ pub fn fs_body(fs: &crate::config::FsConfig) -> Value {
 /// The socket device in vm.info and in the body of vm.add-vsock.
 #[must_use]
 pub fn vsock_body(vsock: &crate::config::VsockConfig) -> Value {
-    let mut value = json!({ "cid": vsock.cid, "socket": vsock.socket.to_string_lossy(), "iommu": false, "pci_segment": 0 });
+    let mut value = without_iommu(json!({ "cid": vsock.cid, "socket": vsock.socket.to_string_lossy(), "pci_segment": 0 }));
     if let Some(map) = value.as_object_mut() {
         disk::put(map, "id", vsock.id.as_deref());
     }
@@ -202,12 +202,20 @@ fn balloon(balloon: &crate::config::BalloonConfig) -> Value {
 }
 
 fn output(output: &OutputConfig) -> Value {
-    match output {
-        OutputConfig::Off => json!({ "iommu": false, "mode": "Off" }),
-        OutputConfig::Stdio => json!({ "iommu": false, "mode": "Tty" }),
-        OutputConfig::File(path) => json!({ "iommu": false, "mode": "File", "file": path.to_string_lossy() }),
-        OutputConfig::Pty(None) => json!({ "iommu": false, "mode": "Pty" }),
-        OutputConfig::Pty(Some(path)) => json!({ "iommu": false, "mode": "Pty", "file": path.to_string_lossy() }),
-        OutputConfig::Socket(path) => json!({ "iommu": false, "mode": "Socket", "socket": path.to_string_lossy() }),
+    without_iommu(match output {
+        OutputConfig::Off => json!({ "mode": "Off" }),
+        OutputConfig::Stdio => json!({ "mode": "Tty" }),
+        OutputConfig::File(path) => json!({ "mode": "File", "file": path.to_string_lossy() }),
+        OutputConfig::Pty(None) => json!({ "mode": "Pty" }),
+        OutputConfig::Pty(Some(path)) => json!({ "mode": "Pty", "file": path.to_string_lossy() }),
+        OutputConfig::Socket(path) => json!({ "mode": "Socket", "socket": path.to_string_lossy() }),
+    })
+}
+
+/// A device as the dialect has it, which says that no IOMMU of the guest is before it.
+fn without_iommu(mut device: Value) -> Value {
+    if let Some(map) = device.as_object_mut() {
+        disk::put(map, "iommu", Some(false));
     }
+    device
 }

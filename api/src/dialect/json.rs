@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,6 +11,7 @@ use serde_json::ser::{Formatter, Serializer};
 
 use crate::error::{ApiError, ErrorKind};
 use crate::json;
+use crate::sync::lock;
 
 /// Keys that are remembered so that each is logged once.
 const REMEMBERED: usize = 256;
@@ -22,7 +23,7 @@ pub struct Notes(Mutex<BTreeSet<String>>);
 impl Notes {
     /// Logs that `key` in the body of `what` has no effect.
     pub fn ignored(&self, what: &str, key: &str) {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.0);
         if seen.len() < REMEMBERED && seen.insert(format!("{what} {key}")) {
             log::info!("{what}: key `{}` has no effect", key.escape_debug());
         }
@@ -30,7 +31,7 @@ impl Notes {
 
     /// Logs that `key` in the body of `what` asks for what the machine does not get.
     pub fn unmet(&self, what: &str, key: &str, why: &str) {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.0);
         if seen.len() < REMEMBERED && seen.insert(format!("{what} {key}, a warning")) {
             log::warn!("{what}: key `{}` has no effect: {why}", key.escape_debug());
         }
@@ -38,7 +39,7 @@ impl Notes {
 
     #[cfg(test)]
     pub(super) fn seen(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        lock(&self.0).iter().cloned().collect()
     }
 }
 

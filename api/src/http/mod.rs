@@ -3,6 +3,7 @@
 //! | question | module |
 //! |---|---|
 //! | who may listen at a path, and what if a socket is there already? | [`socket`] |
+//! | where does a request end, and may its head be read? | `framing` |
 //! | how do descriptors and time limits come to a request? | `transport` |
 //! | who closes descriptors that nobody took? | `passed` |
 //! | which connections are there, and when do they end? | [`server`] |
@@ -21,6 +22,7 @@
 //! end, drop the inbox and the replies that are open, then [`Server::close`].
 
 mod body;
+mod framing;
 mod handle;
 mod passed;
 mod reply;

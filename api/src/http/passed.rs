@@ -5,8 +5,10 @@
 use std::mem;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::thread;
+
+use crate::sync::lock;
 
 /// As many may wait to be closed; beyond that, who has them closes them.
 const MOST: usize = 1024;
@@ -54,7 +56,7 @@ impl<T: Send + 'static> Leftovers<T> {
         if left.is_empty() {
             return;
         }
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.0);
         if let Some(waiting) = &mut *waiting {
             let room = MOST.saturating_sub(waiting.len()).min(left.len());
             waiting.extend(left.drain(..room));
@@ -73,15 +75,11 @@ impl<T: Send + 'static> Leftovers<T> {
 
     /// What waits, or nothing, and then the thread ends.
     fn next(&self) -> Option<Vec<T>> {
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.0);
         if waiting.as_ref().is_none_or(Vec::is_empty) {
             *waiting = None;
         }
         waiting.as_mut().map(mem::take)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

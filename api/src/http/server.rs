@@ -13,18 +13,18 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Limited};
+use hyper::Version;
 use hyper::body::{Body as _, Incoming as IncomingBody};
 use hyper::header::CONNECTION;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Response, Version};
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::body::Body;
+use super::framing::HEAD;
 use super::handle::{Request, Service, too_many_descriptors};
 use super::passed::Passed;
 use super::reply::{Reply, unread};
@@ -53,9 +53,6 @@ impl Default for Limits {
         Self { body: 4 << 20, unfinished: Duration::from_secs(30), connections: 256 }
     }
 }
-
-/// Bytes of a request's head.
-const HEAD: usize = 16 << 10;
 
 /// Descriptors that have to be left: some connections, and what is opened for one call.
 const SPARE: usize = 4;
@@ -260,11 +257,22 @@ impl Serving {
     async fn serve(self: Rc<Self>, stream: UnixStream, connection: Rc<Connection>) {
         let stream = Rc::new(stream);
         let transport = Transport::new(stream.clone(), connection.incoming.clone());
-        let answer = service_fn(|request| {
+        let answer = service_fn(|request: hyper::Request<IncomingBody>| {
+            let version = request.version();
             let (serving, incoming) = (self.clone(), connection.incoming.clone());
+            let owed = Owed::to(incoming.clone());
             // A request that is complete is carried out, even if its client leaves before it is answered.
             let answer = tokio::task::spawn_local(async move { serving.answer(request, incoming).await });
-            async move { answer.await.map_err(io::Error::other) }
+            let server = self.clone();
+            async move {
+                let (reply, close) = answer.await.map_err(io::Error::other)?;
+                // Looked at in the step in which hyper takes the reply, so that its header says what will happen.
+                let close = close || server.closing.get();
+                let mut response = reply.response(close).map(|body| body.owed(owed));
+                // Where it is another one than the request's, hyper says `keep-alive` beside `close` to an HTTP/1.0 client.
+                *response.version_mut() = version;
+                Ok::<_, io::Error>(response)
+            }
         });
         let ended = {
             let http = http1::Builder::new()
@@ -290,7 +298,8 @@ impl Serving {
         };
         if connection.incoming.lingers() && connection.leave.get() == Leave::No {
             let error = ended.err().filter(|_| connection.incoming.is_unread());
-            let mut parted = pin!(timeout(LINGER, part(&stream, error)));
+            let why = error.map(|error| connection.incoming.refused().map_or_else(|| error.to_string(), |why| why.to_string()));
+            let mut parted = pin!(timeout(LINGER, part(&stream, why)));
             let mut leaving = pin!(connection.end.notified());
             poll_fn(|context| {
                 let done = parted.as_mut().poll(context).is_ready() || leaving.as_mut().poll(context).is_ready();
@@ -302,24 +311,24 @@ impl Serving {
         self.changed.notify_one();
     }
 
-    async fn answer(&self, request: hyper::Request<IncomingBody>, incoming: Rc<Incoming>) -> Response<Body> {
+    /// The reply to a request, and whether it is the last one of its connection.
+    async fn answer(&self, request: hyper::Request<IncomingBody>, incoming: Rc<Incoming>) -> (Reply, bool) {
         incoming.begun();
         let (head, body) = request.into_parts();
-        let mut close = wants_close(&head);
-        let reply = match self.read(body, &incoming).await {
+        let close = wants_close(&head);
+        match self.read(body, &incoming).await {
             Ok((body, descriptors)) => {
                 // That of CONNECT has an authority alone (RFC 9110 9.3.6).
                 let path =
                     Some(head.uri.path()).filter(|path| !path.is_empty()).map_or_else(|| head.uri.to_string(), str::to_owned);
                 let request = Request { method: head.method, path, body, descriptors };
-                self.service.serve(request).await
+                let reply = self.service.serve(request).await;
+                // An older client knows that a stream has ended by the connection's end.
+                let close = close || head.version == Version::HTTP_10 && matches!(reply, Reply::Events(..));
+                (reply, close)
             }
-            Err(refusal) => {
-                close |= refusal.close;
-                refusal.reply
-            }
-        };
-        reply.response(close || self.closing.get()).map(|body| body.owed(Owed::to(incoming)))
+            Err(refusal) => (refusal.reply, close || refusal.close),
+        }
     }
 
     /// The whole body, with its descriptors.
@@ -359,23 +368,18 @@ impl Refusal {
     }
 }
 
-/// The end of a connection whose client may still be sending: the reply, if `error` says why a head cannot be read, and what
+/// The end of a connection whose client may still be sending: the reply, if a head cannot be read and this is `why`, and what
 /// comes until the client ends its side, too.
-async fn part(stream: &UnixStream, error: Option<hyper::Error>) {
-    if let Some(error) = error {
-        refuse_unread(stream, &error).await;
+async fn part(stream: &UnixStream, why: Option<String>) {
+    if let Some(why) = why {
+        refuse_unread(stream, why).await;
     }
     drain(stream).await;
 }
 
 /// Answers a request of which not even the head can be read.
-async fn refuse_unread(stream: &UnixStream, error: &hyper::Error) {
-    let mut what = "the head of the request cannot be read".to_owned();
-    // Hyper calls too many headers a head that is too large as well.
-    if error.is_parse_too_large() {
-        what = format!("{what}: at most {HEAD} bytes and 100 headers");
-    }
-    let reply = ApiError::new(ErrorKind::BadRequest, error.to_string()).within(what);
+async fn refuse_unread(stream: &UnixStream, why: String) {
+    let reply = ApiError::new(ErrorKind::BadRequest, why).within("the head of the request cannot be read");
     let reply = unread(&reply);
     let mut rest = reply.as_slice();
     while !rest.is_empty() && stream.writable().await.is_ok() {
@@ -407,14 +411,10 @@ async fn drain(stream: &UnixStream) {
 
 /// Whether the client does not go on with this connection (RFC 9112, 9.3).
 fn wants_close(head: &hyper::http::request::Parts) -> bool {
-    let mut options =
-        head.headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
-    let has = |option: &str, wanted: &str| option.trim().eq_ignore_ascii_case(wanted);
-    if head.version == Version::HTTP_10 {
-        !options.any(|option| has(option, "keep-alive"))
-    } else {
-        options.any(|option| has(option, "close"))
-    }
+    let values = head.headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let options: Vec<_> = values.flat_map(|value| value.split(',')).map(str::trim).collect();
+    let has = |wanted: &str| options.iter().any(|option| option.eq_ignore_ascii_case(wanted));
+    has("close") || head.version == Version::HTTP_10 && !has("keep-alive")
 }
 
 /// An API that cannot be served.

@@ -2,14 +2,15 @@
 //! a request takes.
 //!
 //! A client may pass descriptors with any byte of a request: with all of it in one message, or with the first of several.
-//! They are kept until the request is complete; what nobody takes is closed. A request that has begun must be complete within
-//! a limit. Between requests a connection may be silent for ever. What hyper says by itself of a head that it cannot read is not
-//! sent; that it waits for a body (`100 Continue`, RFC 9110 10.1.1) is.
+//! They are kept until the request is complete; what nobody takes is closed. Of requests that follow each other without a wait, each
+//! has its own. A request that has begun must be complete within a limit. Between requests a connection may be silent for ever. What
+//! hyper says by itself of a head that it cannot read is not sent.
 //!
 //! A client may end its side (shutdown(2), `SHUT_WR`) when its request is complete: it still gets the reply. One that is gone
 //! altogether is not waited for.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,6 +26,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::{Duration, Instant, Sleep, sleep_until};
 
+use super::framing::{Framing, HeadError};
 use super::passed::Passed;
 
 /// Descriptors that a request may bring.
@@ -32,6 +34,9 @@ pub(super) const MAX_DESCRIPTORS: usize = 64;
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 8192;
+
+/// What hyper reads in place of a head that is refused, and cannot take for one: no method begins so (RFC 9110 5.6.2).
+const NO_HEAD: u8 = 0;
 
 /// How long it may take until what a client said last is seen to be a request, after it has ended its side.
 const GRACE: Duration = Duration::from_millis(20);
@@ -42,15 +47,23 @@ const LOOK: Duration = Duration::from_millis(250);
 /// What a connection's transport and the handler of its requests share.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    descriptors: RefCell<Passed>,
-    too_many: Cell<bool>,
+    /// What came with each request that has begun and is not complete; the first one is read first.
+    brought: RefCell<VecDeque<Brought>>,
     phase: Cell<Phase>,
     /// Since when.
     since: Cell<Instant>,
     limit: Duration,
     spoke: Cell<bool>,
     unread: Cell<bool>,
+    refused: Cell<Option<HeadError>>,
     lingers: Cell<bool>,
+}
+
+/// Descriptors of one request.
+#[derive(Debug, Default)]
+struct Brought {
+    descriptors: Passed,
+    too_many: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,13 +80,13 @@ impl Incoming {
     /// A connection whose requests may take `limit` each.
     pub(super) fn new(limit: Duration) -> Rc<Self> {
         Rc::new(Self {
-            descriptors: RefCell::default(),
-            too_many: Cell::new(false),
+            brought: RefCell::default(),
             phase: Cell::new(Phase::Between),
             since: Cell::new(Instant::now()),
             limit,
             spoke: Cell::new(false),
             unread: Cell::new(false),
+            refused: Cell::new(None),
             lingers: Cell::new(false),
         })
     }
@@ -86,6 +99,11 @@ impl Incoming {
     /// Whether the head of a request could not be read, and nothing was sent for it.
     pub(super) fn is_unread(&self) -> bool {
         self.unread.get()
+    }
+
+    /// Why, unless hyper says it.
+    pub(super) fn refused(&self) -> Option<HeadError> {
+        self.refused.get()
     }
 
     /// A refusal ends the connection while its client may still be sending.
@@ -109,8 +127,8 @@ impl Incoming {
     /// All of it is there. Returns its descriptors, or `None` if there were more than [`MAX_DESCRIPTORS`].
     pub(super) fn complete(&self) -> Option<Passed> {
         self.go_to(Phase::Complete);
-        let descriptors = self.descriptors.take();
-        (!self.too_many.replace(false)).then_some(descriptors)
+        let brought = self.brought.borrow_mut().pop_front().unwrap_or_default();
+        (!brought.too_many).then_some(brought.descriptors)
     }
 
     /// It is answered.
@@ -132,14 +150,26 @@ impl Incoming {
         }
     }
 
-    fn keep(&self, descriptors: impl Iterator<Item = OwnedFd>) {
-        let mut kept = self.descriptors.borrow_mut();
+    /// So many requests have begun, and `brought` came with the last byte.
+    fn note(&self, begun: usize, brought: Brought) {
+        let mut requests = self.brought.borrow_mut();
+        requests.extend((0..begun).map(|_| Brought::default()));
+        // What comes between two requests is for none.
+        if let Some(last) = requests.back_mut() {
+            last.too_many |= brought.too_many;
+            last.keep(brought.descriptors.take());
+        }
+    }
+}
+
+impl Brought {
+    fn keep(&mut self, descriptors: impl IntoIterator<Item = OwnedFd>) {
         let mut more = Passed::default();
         for descriptor in descriptors {
-            if kept.len() < MAX_DESCRIPTORS {
-                kept.push(descriptor);
+            if self.descriptors.len() < MAX_DESCRIPTORS {
+                self.descriptors.push(descriptor);
             } else {
-                self.too_many.set(true);
+                self.too_many = true;
                 more.push(descriptor);
             }
         }
@@ -168,6 +198,9 @@ impl Drop for Owed {
 pub(super) struct Transport {
     stream: Rc<UnixStream>,
     incoming: Rc<Incoming>,
+    framing: Framing,
+    /// What has come and may be read.
+    readable: Vec<u8>,
     timer: Option<Pin<Box<Sleep>>>,
     /// What comes next goes on with what was sent in part.
     cut: bool,
@@ -179,7 +212,8 @@ pub(super) struct Transport {
 
 impl Transport {
     pub(super) fn new(stream: Rc<UnixStream>, incoming: Rc<Incoming>) -> Self {
-        Self { stream, incoming, timer: None, cut: false, ended: None, waits_to_send: false }
+        let (framing, readable) = (Framing::default(), Vec::new());
+        Self { stream, incoming, framing, readable, timer: None, cut: false, ended: None, waits_to_send: false }
     }
 
     /// Ready when the connection has ended for a client that says nothing more: nothing is owed to it, or it is gone.
@@ -205,19 +239,36 @@ impl Transport {
         looked && waited.iter().any(|watched| watched.revents().intersects(PollFlags::HUP | PollFlags::ERR))
     }
 
-    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    /// Takes what has come; `false` if the client says nothing more.
+    fn receive(&mut self) -> io::Result<bool> {
+        let mut buffer = [0; CHUNK];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(&*self.stream, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let got = recvmsg(&*self.stream, &mut [IoSliceMut::new(&mut buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let mut brought = Brought { too_many: got.flags.contains(ReturnFlags::CTRUNC), ..Brought::default() };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                self.incoming.keep(descriptors);
+                brought.keep(descriptors);
             }
         }
-        if got.flags.contains(ReturnFlags::CTRUNC) {
-            self.incoming.too_many.set(true);
+        let bytes = buffer.get(..got.bytes).unwrap_or_default();
+        if let Err(error) = self.framing.pass(bytes, &mut self.readable) {
+            self.incoming.refused.set(Some(error));
+            self.readable.push(NO_HEAD);
         }
-        Ok(got.bytes)
+        self.incoming.note(self.framing.take_begun(), brought);
+        Ok(got.bytes > 0)
+    }
+
+    /// Gives what may be read to who reads.
+    fn give(&mut self, into: &mut ReadBufCursor<'_>) {
+        let count = into.remaining().min(self.readable.len());
+        into.put_slice(self.readable.get(..count).unwrap_or_default());
+        self.readable.drain(..count);
+        if self.readable.is_empty() {
+            // A connection may be silent for long.
+            self.readable = Vec::new();
+        }
     }
 
     /// Ready when the request under way has taken too long.
@@ -234,26 +285,22 @@ impl Transport {
 impl Read for Transport {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, mut into: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let mut buffer = [0; CHUNK];
-        let room = into.remaining().min(CHUNK);
-        let Some(buffer) = buffer.get_mut(..room) else { return Poll::Ready(Ok(())) };
         loop {
+            if !this.readable.is_empty() || this.framing.is_within_head() {
+                this.incoming.begun();
+            }
+            if !this.readable.is_empty() {
+                this.give(&mut into);
+                return Poll::Ready(Ok(()));
+            }
             if this.poll_late(context).is_ready() {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
-            match this.stream.poll_read_ready(context) {
-                Poll::Ready(ready) => ready?,
-                Poll::Pending => return Poll::Pending,
-            }
-            match this.stream.try_io(Interest::READABLE, || this.receive(buffer)) {
-                Ok(0) if room > 0 => return this.poll_end(context).map(Ok),
-                Ok(count) => {
-                    if count > 0 {
-                        this.incoming.begun();
-                    }
-                    into.put_slice(buffer.get(..count).unwrap_or_default());
-                    return Poll::Ready(Ok(()));
-                }
+            ready!(this.stream.poll_read_ready(context))?;
+            let stream = this.stream.clone();
+            match stream.try_io(Interest::READABLE, || this.receive()) {
+                Ok(true) => {}
+                Ok(false) => return this.poll_end(context).map(Ok),
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use crate::core::{Knobs, MACHINE, Vmm};
 
 /// Whether the server still serves others.
-fn alive(vmm: &Vmm) {
+pub fn alive(vmm: &Vmm) {
     assert_eq!(vmm.connect().status("GET", "vmm.ping", ""), 200);
 }
 
@@ -25,7 +25,7 @@ fn send_raw(vmm: &Vmm, request: &[u8]) -> Option<u16> {
 
 /// Sends all of `request`, and gets the whole of a refusal in the usual form that says `what`, and then the end of the
 /// connection.
-fn refused_by_its_head(vmm: &Vmm, request: &[u8], what: &str) {
+pub fn refused_by_its_head(vmm: &Vmm, request: &[u8], what: &str) {
     let mut client = vmm.connect();
     client.send(request);
     let got = client.receive().unwrap();
@@ -33,9 +33,7 @@ fn refused_by_its_head(vmm: &Vmm, request: &[u8], what: &str) {
     assert_eq!(got.status_line, "HTTP/1.1 400 ", "{request}");
     assert_eq!((got.header("Content-Type"), got.header("Connection")), (Some("application/json"), Some("close")), "{request}");
     let chain = got.json();
-    let size = what.contains("too large");
-    assert_eq!(chain[0].as_str().unwrap().contains("at most 16384 bytes"), size, "{request}: {chain}");
-    assert!(chain[0].as_str().unwrap().contains("the head of the request cannot be read"), "{request}: {chain}");
+    assert_eq!(chain[0], "the head of the request cannot be read", "{request}");
     assert!(chain[1].as_str().unwrap().contains(what), "{request}: {chain}");
     assert_eq!(client.read(&mut [0]).unwrap(), 0, "the connection is reset, or goes on: {request}");
 }
@@ -89,7 +87,7 @@ fn a_head_that_is_too_long_is_refused_and_read_to_its_end() {
         format!("GET /api/v1/vmm.ping HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(100_000)),
         format!("GET /api/v1/vmm.ping HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(2_000)),
     ] {
-        refused_by_its_head(&vmm, head.as_bytes(), "too large");
+        refused_by_its_head(&vmm, head.as_bytes(), "too large: at most 16384 bytes and 100 headers");
     }
     alive(&vmm);
 }

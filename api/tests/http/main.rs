@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod core;
 #[cfg(test)]
+mod framing;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod kata;

@@ -1,5 +1,7 @@
 //! What replies look like, to the byte, and which call gets which.
 
+use std::time::Duration;
+
 use crate::core::{Client, MACHINE, Vmm};
 
 fn raw(client: &mut Client, request: &str) -> crate::core::Got {
@@ -95,12 +97,19 @@ fn connection_close_is_answered_so_and_honoured() {
         ("GET /api/v1/vmm.ping HTTP/1.1\r\nConnection: close\r\n\r\n", true),
         ("GET /api/v1/vmm.ping HTTP/1.1\r\nconnection: Keep-Alive, CLOSE\r\n\r\n", true),
         ("GET /api/v1/vmm.ping HTTP/1.0\r\n\r\n", true),
+        ("GET /api/v1/vmm.ping HTTP/1.0\r\nConnection: keep-alive, close\r\n\r\n", true),
+        ("GET /api/v1/vmm.ping HTTP/1.0\r\nConnection: close\r\nConnection: keep-alive\r\n\r\n", true),
+        ("GET /api/v1/vmm.ping HTTP/1.1\r\nConnection: x\r\nConnection: close\r\n\r\n", true),
+        ("PUT /api/v1/vm.pause HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx", true),
+        ("PUT /api/v1/vm.pause HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 5000000\r\n\r\n", true),
+        ("GET /api/v1/vmm.ping HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n", false),
         ("GET /api/v1/vmm.ping HTTP/1.1\r\nConnection: keep-alive\r\n\r\n", false),
         ("GET /api/v1/vmm.ping HTTP/1.1\r\n\r\n", false),
     ] {
         let mut client = vmm.connect();
         let got = raw(&mut client, request);
-        assert_eq!(got.status(), 200);
+        assert_eq!(got.status(), if request.starts_with("PUT") { 400 } else { 200 });
+        assert_eq!(got.headers.iter().filter(|(name, _)| name == "Connection").count(), 1);
         assert_eq!(got.header("Connection"), Some(if closes { "close" } else { "keep-alive" }), "{request}");
         if closes {
             assert!(client.is_closed(), "{request}");
@@ -124,16 +133,40 @@ fn a_request_may_come_in_any_pieces() {
 }
 
 #[test]
-fn a_client_that_waits_for_a_hundred_is_told_to_go_on_and_the_connection_goes_on() {
+fn a_client_that_waits_for_a_hundred_gets_none_and_is_served_when_it_has_sent_its_body_all_the_same() {
     let vmm = Vmm::start();
     let mut client = vmm.connect();
-    let length = MACHINE.len();
-    let head = format!("PUT /api/v1/vm.create HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: {length}\r\n\r\n");
-    assert_eq!(raw(&mut client, &head).status_line, "HTTP/1.1 100 Continue");
-    assert_eq!(raw(&mut client, MACHINE).status(), 204);
+    let body = format!("{MACHINE}{}", " ".repeat(2 << 20));
+    let length = body.len();
+    client.send(format!("PUT /api/v1/vm.create HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: {length}\r\n\r\n").as_bytes());
+    assert!(!client.has_something(Duration::from_millis(1100)), "an interim reply, or a refusal");
+    assert_eq!(raw(&mut client, &body).status(), 204);
     assert_eq!(client.status("GET", "vmm.ping", ""), 200);
-    assert_eq!(raw(&mut client, "GET /api/v1/vmm.ping HTTP/1.1\r\nConnection: close\r\n\r\n").status(), 200);
-    assert!(client.is_closed());
+}
+
+#[test]
+fn no_interim_reply_is_sent_however_a_request_that_expects_one_comes() {
+    let vmm = Vmm::start();
+    let head = "PUT /api/v1/vm.pause HTTP/1.1\r\nexpect:  100-Continue\r\n";
+    for request in [
+        format!("{head}Content-Length: 2\r\n\r\n{{}}"),
+        format!("{head}Transfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n"),
+        format!("{head}\r\n"),
+    ] {
+        let mut client = vmm.connect();
+        client.send(request.repeat(3).as_bytes());
+        for end in 1..request.len() {
+            client.send(&request.as_bytes()[..end]);
+            client.send(&request.as_bytes()[end..]);
+        }
+        for _ in 0..request.len() + 2 {
+            assert_eq!(client.receive().unwrap().status_line, "HTTP/1.1 404 ");
+        }
+    }
+    // One whose body would be refused need not be sent.
+    let mut client = vmm.connect();
+    client.send(b"PUT /api/v1/vm.create HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 5000000\r\n\r\n");
+    assert_eq!(client.receive().unwrap().status(), 400);
 }
 
 #[test]
