@@ -5,7 +5,9 @@
 //! guest has taken note, or after a deadline.
 
 mod asked;
+mod choice;
 mod coming;
+mod nearness;
 pub(crate) mod newcomer;
 mod refusal;
 
@@ -14,7 +16,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
+use api::config::{Attach, DeviceConfig, DeviceKind, HostPorts, PcieConfig, VmConfig};
 use api::events::Event;
 use api::info::Progress;
 use devices::complaints::Complaints;
@@ -34,9 +36,11 @@ use crate::host::scan::scan;
 use crate::host::{self, HostError, SYSFS};
 use crate::listing;
 use crate::machine::Machine;
+use crate::numa::GuestNuma;
 use crate::spec::{self, Endpoint, Host, Spec, SpecError, Virtio};
 
 pub use coming::{Coming, ComingDevices};
+use nearness::{HostPlace, PortPlaces};
 use newcomer::Wish;
 pub use refusal::HotPlugError;
 
@@ -48,6 +52,9 @@ const NOTE: Duration = Duration::from_secs(10);
 /// The devices of a running machine.
 pub struct HotPlug {
     endpoints: BTreeMap<Name, Endpoint>,
+    /// Where ports are, as far as host functions belong nearer to some than to others.
+    places: PortPlaces,
+    numa: Option<GuestNuma>,
     /// Devices that hang on no hot-plug port leave, too, as far as there are registers.
     cold_removal: bool,
     leaving: Vec<Leaving>,
@@ -94,6 +101,8 @@ impl HotPlug {
         let coming = ComingDevices::new()?;
         Ok(Self {
             endpoints,
+            places: PortPlaces::new(spec),
+            numa: spec.numa.clone(),
             cold_removal,
             leaving: Vec::new(),
             coming,
@@ -148,18 +157,21 @@ impl HotPlug {
         self.endpoints.get(name)
     }
 
-    /// Adds a device with these functions to the port that it names, or to the first free one on which it fits. The first
+    /// Adds a device with these functions to the port that it names, or to the best free one on which it fits. The first
     /// functions of the host come when they can reach memory, see [`HotPlug::follow_coming`].
     pub fn add(&mut self, machine: &mut Machine, config: &VmConfig, device: &[DeviceConfig]) -> Result<Coming, HotPlugError> {
         let device = newcomer::functions(config, device)?;
         let mut functions: Vec<AddedFunction> = Vec::new();
+        let mut from = None;
         let with: Vec<HostBdf> = device.iter().filter_map(|(function, _)| host::address(function)).collect();
         for (function, number) in &device {
             let name = self.name(machine, function, &functions)?;
-            let (endpoint, spec) = self.look(config, function, &name, &functions, &with)?;
+            let (endpoint, spec, place) = self.look(config, function, &name, &functions, &with)?;
+            from = from.or(place);
             functions.push(AddedFunction { name, endpoint, spec, access: BarAccess::of(function), number: *number });
         }
         let wish = device.first().map(|(first, _)| Wish::of(first)).unwrap_or_default();
+        let wish = Wish { places: Some(&self.places), from: from.as_ref(), ..wish };
         let added = self.place(machine, functions, &wish)?;
         if self.coming.needed(machine, &added) {
             return self.coming.accept(machine, added, &mut self.endpoints);
@@ -196,7 +208,7 @@ impl HotPlug {
             number: 0,
         };
         // A virtio function shows what a PCI Express one does.
-        let wish = Wish { attach: Some(Attach::Pcie), ..Wish::default() };
+        let wish = Wish { attach: Some(Attach::Pcie), places: Some(&self.places), ..Wish::default() };
         let put = self.place(machine, vec![function], &wish).and_then(|added| self.put(machine, added));
         if put.is_err() {
             machine.parts().1.backends().close(&name);
@@ -469,8 +481,8 @@ impl HotPlug {
         Ok(clique)
     }
 
-    /// What a function is, checked against the host and against those that are there or come before it. Functions of the host
-    /// that come in the same step are `with` it.
+    /// What a function is and where it is on the host, checked against the host and against those that are there or come before
+    /// it. Functions of the host that come in the same step are `with` it.
     fn look(
         &self,
         config: &VmConfig,
@@ -478,9 +490,11 @@ impl HotPlug {
         name: &Name,
         before: &[AddedFunction],
         with: &[HostBdf],
-    ) -> Result<(Endpoint, EndpointSpec), HotPlugError> {
+    ) -> Result<(Endpoint, EndpointSpec, Option<HostPlace>), HotPlugError> {
         let (devices, memory) = (vec![device.clone()], config.memory.clone());
-        let mut alone = VmConfig { devices, memory, pcie: config.pcie, ..VmConfig::default() };
+        // Ports are there already.
+        let pcie = PcieConfig { host_ports: HostPorts::Used, ..config.pcie };
+        let mut alone = VmConfig { devices, memory, pcie, ..VmConfig::default() };
         if let Some(device) = alone.devices.first_mut() {
             device.id = Some(name.0.clone());
             device.on = None;
@@ -500,7 +514,9 @@ impl HotPlug {
             Some(at) if device.clique.is_none() => self.clique_of(config, *at, &host, before)?,
             _ => None,
         };
-        spec::single(&alone, &host, automatic).map_err(HotPlugError::Spec)
+        let place = at.and_then(|at| HostPlace::of(*at, &host.tree, self.numa.as_ref()));
+        let (endpoint, spec) = spec::single(&alone, &host, automatic).map_err(HotPlugError::Spec)?;
+        Ok((endpoint, spec, place))
     }
 }
 

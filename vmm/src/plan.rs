@@ -1,14 +1,17 @@
 //! Gives every part of a machine its place: RAM, ECAM, windows, buses, BARs. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
-use api::config::PcieConfig;
+use api::config::{PcieConfig, Size};
 use arch::memory_map::{AMD_HYPERTRANSPORT, MemoryMap, MemoryMapError, MemoryMapRequest, Range, SegmentBuses};
 use arch::ports::SLOT_BUSES;
 use arch::x86_64::acpi::{BusSlot, PrtEntry, RootBridge, SlotBus};
 use pci::address::Devfn;
 use pci::function::FunctionId;
-use pci::topology::{Apertures, Parent, Plan, PlanError, PlannedFunction, PlannedKind, PlannedRootComplex, Topology, Window};
+use pci::topology::{
+    Apertures, Parent, Plan, PlanError, PlannedFunction, PlannedKind, PlannedRootComplex, Relief, Topology, Window,
+};
 use thiserror::Error;
 
 /// Functions that a device can have which comes while the guest runs.
@@ -54,8 +57,12 @@ pub struct PlannedSlotBus {
     pub bus: SlotBus,
 }
 
-/// Plans a machine.
+/// Plans a machine. Where hot-plug ports are in the way, the error says with how much less for them there is a plan.
 pub fn plan(topology: &Topology, limits: &Limits) -> Result<MachinePlan, MachinePlanError> {
+    attempt(topology, limits).map_err(|refused| refused.explained(topology))
+}
+
+fn attempt(topology: &Topology, limits: &Limits) -> Result<MachinePlan, Refused> {
     let mut segments: Vec<u16> = topology.root_complexes.iter().map(|root| root.segment).collect();
     segments.push(0);
     segments.sort_unstable();
@@ -74,7 +81,7 @@ pub fn plan(topology: &Topology, limits: &Limits) -> Result<MachinePlan, Machine
         mem64: map.mmio64.iter().map(window).collect(),
         address_bits: limits.address_bits,
     };
-    let pci = topology.plan(&space)?;
+    let pci = topology.plan(&space).map_err(|source| Refused::Pci(Box::new((source, space))))?;
     // Guests probe every bus that is announced, so announce those that exist.
     for segment in segments {
         let buses = pci.root_complexes.iter().filter(|root| root.segment == segment).map(|root| root.buses.subordinate);
@@ -82,6 +89,33 @@ pub fn plan(topology: &Topology, limits: &Limits) -> Result<MachinePlan, Machine
     }
     let fixed = fixed(&pci);
     Ok(MachinePlan { map, pci, fixed })
+}
+
+/// A plan that there is not, before anybody has asked what would help.
+enum Refused {
+    Memory(MemoryMapError),
+    Pci(Box<(PlanError, Apertures)>),
+}
+
+impl From<MemoryMapError> for Refused {
+    fn from(error: MemoryMapError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+impl Refused {
+    fn explained(self, topology: &Topology) -> MachinePlanError {
+        match self {
+            Self::Memory(error) => MachinePlanError::Memory(error),
+            Self::Pci(refused) => {
+                let (source, space) = *refused;
+                match topology.relief(&space, &source) {
+                    Some(relief) => MachinePlanError::HotPlug { refused: Box::new(source), advice: Box::new(Advice(relief)) },
+                    None => MachinePlanError::Pci(source),
+                }
+            }
+        }
+    }
 }
 
 /// Places of devices that hang neither on a port with a slot nor at a number of a bus to which devices come by ACPI.
@@ -107,14 +141,14 @@ fn fixed(pci: &Plan) -> BTreeSet<(Parent, u8)> {
 /// reach those.
 pub fn plan_within(topology: &Topology, limits: &Limits, iommu_bits: Option<u8>) -> Result<MachinePlan, MachinePlanError> {
     let Some(bits) = iommu_bits.filter(|bits| *bits < limits.address_bits) else { return plan(topology, limits) };
-    let refused = match plan(topology, &Limits { address_bits: bits, ..*limits }) {
+    let refused = match attempt(topology, &Limits { address_bits: bits, ..*limits }) {
         Ok(plan) => return Ok(plan),
-        Err(error) => error,
+        Err(refused) => refused,
     };
     let plan = plan(topology, limits)?;
     let mut memory = plan.map.ram.iter().chain(&plan.map.hot_plug);
     if memory.any(|range| range.last().checked_shr(bits.into()).unwrap_or(0) != 0) {
-        return Err(MachinePlanError::Iommu { bits, source: Box::new(refused) });
+        return Err(MachinePlanError::Iommu { bits, source: Box::new(refused.explained(topology)) });
     }
     Ok(plan)
 }
@@ -272,6 +306,32 @@ impl MachinePlan {
     }
 }
 
+/// What a user can ask for in place of what does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Advice(Relief);
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Relief { keep, ports } = self.0;
+        let keep = keep.unwrap_or_default();
+        let size = |bytes: Option<u64>| bytes.map(|bytes| Size(bytes).to_string());
+        let buses = keep.buses.map(|buses| buses.to_string());
+        let limits = [("mem", size(keep.prefetchable)), ("mem32", size(keep.memory)), ("buses", buses)];
+        let keys: Vec<(&str, String)> = limits.into_iter().filter_map(|(key, most)| Some((key, most?))).collect();
+        if !keys.is_empty() {
+            let options: Vec<String> = keys.iter().map(|(key, most)| format!("hotplug-{key}={most}")).collect();
+            let of_file: Vec<String> = keys.iter().map(|(key, _)| format!("`{key}`")).collect();
+            write!(f, "everything fits with --pcie {} at most", options.join(","))?;
+            write!(f, " (and no more in {} of a topology file's ports)", of_file.join(" and "))?;
+        }
+        if let Some((stay, of)) = ports {
+            let or = if keys.is_empty() { "everything fits with" } else { ", or with" };
+            write!(f, "{or} {stay} of the {of} free hot-plug ports (root-ports, switch-ports, bridges)")?;
+        }
+        Ok(())
+    }
+}
+
 /// A machine that has no place for everything.
 #[derive(Debug, Error)]
 pub enum MachinePlanError {
@@ -280,7 +340,15 @@ pub enum MachinePlanError {
     Memory(#[from] MemoryMapError),
     /// Buses, windows or BARs.
     #[error(transparent)]
-    Pci(#[from] PlanError),
+    Pci(PlanError),
+    /// The same, and there is a plan with less for hot-plug.
+    #[error("{refused}; {advice}")]
+    HotPlug {
+        /// What does not fit.
+        refused: Box<PlanError>,
+        /// What would.
+        advice: Box<Advice>,
+    },
     /// Memory that functions of the host cannot reach.
     #[error("the IOMMU of the host's functions translates {bits}-bit addresses, and memory of the guest lies beyond")]
     Iommu {
@@ -330,6 +398,41 @@ mod tests {
     fn bars_that_do_not_fit_below_the_iommu_s_limit_go_beyond_it() {
         let plan = plan_within(&with_bar("512G"), &limits(4 * GIB), Some(39)).unwrap();
         assert_eq!(plan.map.physical_address_bits, 46);
+    }
+
+    /// What is said of a machine with these flags.
+    fn refused(pcie: &str, devices: &[&str], address_bits: u8) -> String {
+        let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
+        let config = VmConfig { pcie: pcie.parse().unwrap(), devices, ..VmConfig::default() };
+        let limits = Limits { address_bits, ..limits(GIB) };
+        plan(&spec::spec(&config, &spec::Host::default()).unwrap().topology, &limits).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn case_b2_a_machine_without_room_for_hot_plug_is_told_the_options_that_fit() {
+        for (pcie, parts) in [
+            (
+                "root-ports=8,hotplug-mem=16T",
+                &["everything fits with --pcie hotplug-mem=", "or with 3 of the 8 free hot-plug ports"][..],
+            ),
+            ("root-ports=20,hotplug-mem32=1G", &["--pcie hotplug-mem32=", "or with 1 of the 20"]),
+            (
+                "root-ports=20,hotplug-buses=20",
+                &["needs 402 bus numbers", "--pcie hotplug-buses=12 at most (and no more in `buses` of", "or with 12 of the 20"],
+            ),
+        ] {
+            let told = refused(pcie, &["stub,bar0=16M:mem32,bar1=64G:mem64:prefetchable"], 46);
+            for part in parts {
+                assert!(told.contains(part), "{pcie}: {told} lacks {part}");
+            }
+        }
+        // The device is left over, and what is kept is in its way.
+        let told = refused("root-ports=1,hotplug-mem=512G", &["stub,id=gpu,bar0=512G:mem64:prefetchable"], 40);
+        assert!(told.contains("--pcie hotplug-mem="), "{told}");
+        // No port could do anything about that.
+        let told =
+            refused("root-ports=1,hotplug-mem=1G", &["stub,bar0=512G:mem64:prefetchable,bar2=512G:mem64:prefetchable"], 40);
+        assert!(!told.contains("--pcie"), "{told}");
     }
 
     #[test]

@@ -10,19 +10,22 @@
 //! | which functions are one device, which of them share a port? | `group` |
 //! | what hangs on what? | `tree` |
 //! | in which order does a guest meet the devices? | `order` |
+//! | which ports have a copy for devices that come later? | `vacant` |
 
 mod group;
 mod note;
 mod order;
 mod tree;
+mod vacant;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use api::config::HostPorts;
 use pci::address::HostBdf;
-use pci::topology::{EndpointSpec, Name, Topology};
+use pci::topology::{EndpointSpec, HotPlug, Name, Topology};
 use thiserror::Error;
 
-use crate::host::tree::HostTree;
+use crate::host::tree::{HostNode, HostTree};
 pub use note::Note;
 use tree::Copy;
 
@@ -55,6 +58,10 @@ pub struct Wishes {
     /// Whether root complexes are left without a memory node, since somebody else decides it. By default each node of the host
     /// in use becomes one of the guest, numbered upwards from 0.
     pub leave_nodes: bool,
+    /// Which ports have a copy to which devices come while the guest runs.
+    pub host_ports: HostPorts,
+    /// What those keep, as far as a user says it.
+    pub hot_plug: HotPlug,
 }
 
 /// A topology and what is worth saying about it.
@@ -66,8 +73,28 @@ pub struct Replica {
     pub stands_for: BTreeMap<Name, HostBdf>,
     /// What was left out, guessed, or differs from the host.
     pub notes: Vec<Note>,
-    /// Guest root complexes by the name of the host's.
-    pub root_complexes: BTreeMap<String, Name>,
+    /// The root complex of the host that each of the guest stands for.
+    pub host_roots: BTreeMap<Name, HostRoot>,
+    /// Ports that stand for one of the host which has a device below.
+    pub homes: BTreeSet<Name>,
+}
+
+/// A root complex of the host, as far as it belongs to one memory node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostRoot {
+    /// As in sysfs: `pci0000:00`.
+    pub name: String,
+    /// The node; `None` where the host does not know.
+    pub node: Option<u32>,
+}
+
+impl HostRoot {
+    /// That of a function: the node is the topmost port's, as NCCL sees it.
+    #[must_use]
+    pub fn above(tree: &HostTree, function: &HostNode) -> Option<Self> {
+        let top = tree.above(function).first().copied().unwrap_or(function);
+        Some(Self { name: tree.root_complex(function)?.to_owned(), node: top.numa_node })
+    }
 }
 
 /// Places `devices`, which must be in `tree`; one that is not gets a root port of its own.
@@ -77,6 +104,7 @@ pub fn replicate(tree: &HostTree, devices: &[Requested], wishes: &Wishes) -> Res
     for index in 0..groups.len() {
         copy.place(index);
     }
+    copy.place_vacant();
     copy.sort();
     if wishes.order == GpuOrder::Request {
         order::check(&copy.met(), devices)?;

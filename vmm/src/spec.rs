@@ -9,8 +9,8 @@ mod virtio;
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::config::{
-    Attach, ColdPlugPort, DeviceConfig, DeviceKind, GpuOrder as GpuOrderConfig, NumaConfig, PcieConfig, TopologyConfig,
-    TopologyPolicy, VirtioPlace, VmConfig,
+    Attach, ColdPlugPort, DeviceConfig, DeviceKind, GpuOrder as GpuOrderConfig, HostPorts, NumaConfig, PcieConfig,
+    TopologyConfig, TopologyPolicy, VirtioPlace, VmConfig,
 };
 use arch::x86_64::processors::{Processors, ProcessorsError};
 use devices::stub::StubSpec;
@@ -29,9 +29,9 @@ use crate::cmdline;
 use crate::cold_plug::{self, ColdPlugError, Loose, Own};
 use crate::effects::BarAccess;
 use crate::host::tree::HostTree;
-use crate::numa::{self, GuestNuma, NumaError};
+use crate::numa::{self, GuestNuma, Near, NumaError};
 use crate::processors;
-use crate::replicate::{GpuOrder, ReplicaError, Requested, Wishes, replicate};
+use crate::replicate::{GpuOrder, HostRoot, ReplicaError, Requested, Wishes, replicate};
 use crate::resize::Room;
 
 pub use beside::BesideError;
@@ -122,6 +122,10 @@ pub struct Spec {
     pub access: BTreeMap<Name, BarAccess>,
     /// The host functions that ports and endpoints stand for, where they stand for one.
     pub stands_for: BTreeMap<Name, HostBdf>,
+    /// The root complexes of the host that those of the guest stand for, where they stand for one.
+    pub host_roots: BTreeMap<Name, HostRoot>,
+    /// Hot-plug ports that stand for one of the host which has a device below.
+    pub homes: BTreeSet<Name>,
     /// Memory nodes, if the guest is to know of any.
     pub numa: Option<GuestNuma>,
     /// Processors, those that may come later among them.
@@ -155,6 +159,9 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     let file = config.topology.as_ref();
     if file.is_some() && config.pcie.topology == TopologyPolicy::Host {
         return Err(SpecError::FileAndHost);
+    }
+    if config.pcie.host_ports != HostPorts::Used && config.pcie.topology != TopologyPolicy::Host {
+        return Err(SpecError::HostPorts { host_ports: config.pcie.host_ports, topology: config.pcie.topology });
     }
     budget::check(&config.pcie)?;
     let cold = cold_port(&config.pcie)?;
@@ -316,21 +323,27 @@ impl Spec {
                 _ => others.push((name, device, endpoint)),
             }
         }
-        let mut roots = BTreeMap::new();
-        if !requested.is_empty() {
+        let pcie = &config.pcie;
+        let may_come = pcie.topology == TopologyPolicy::Host && pcie.host_ports == HostPorts::All;
+        if !requested.is_empty() || may_come {
             let replica = replicate(&host.tree, &requested, &wishes(config))?;
             self.topology.root_complexes.extend(replica.topology.root_complexes);
             self.topology.nodes.extend(replica.topology.nodes);
             self.stands_for.extend(replica.stands_for);
             self.notes.extend(replica.notes.iter().map(ToString::to_string));
-            roots = replica.root_complexes;
+            self.host_roots = replica.host_roots;
+            self.homes = replica.homes;
         }
+        let host_roots = self.host_roots.clone();
         let root = self.root();
         let mut loose = Vec::new();
         for (name, device, endpoint) in others {
             let node = host.wanted.get(&name.0).and_then(|at| host.tree.get(*at));
             let above = node.map(|node| host.tree.above(node)).unwrap_or_default();
-            let own_root = node.and_then(|node| roots.get(host.tree.root_complex(node)?));
+            let own_root = node.and_then(|node| {
+                let name = host.tree.root_complex(node)?;
+                host_roots.iter().find(|(_, root)| root.name == name).map(|(root, _)| root)
+            });
             loose.push(Loose {
                 link: match self.endpoints.get(&name) {
                     Some(Endpoint::Stub(StubSpec { on: Attachment::Link(link), .. })) => Some(*link),
@@ -417,7 +430,8 @@ impl Spec {
         match &self.numa {
             Some(numa) => {
                 let devices = host.wanted.iter().map(|(name, at)| (Name(name.clone()), *at));
-                let notes = numa::place_roots(&mut self.topology, numa, &host.tree, &devices.collect(), movable(config))?;
+                let near = Near { devices: &devices.collect(), roots: &self.host_roots };
+                let notes = numa::place_roots(&mut self.topology, numa, &host.tree, &near, movable(config))?;
                 self.notes.extend(notes);
                 // This host gives none of what one that is data would.
                 let nodes = self.numa.iter_mut().flat_map(|numa| &mut numa.nodes);
@@ -457,6 +471,8 @@ fn wishes(config: &VmConfig) -> Wishes {
             GpuOrderConfig::Topology => GpuOrder::Topology,
         },
         leave_nodes: config.numa != NumaConfig::Off,
+        host_ports: config.pcie.host_ports,
+        hot_plug: budget::hot_plug(&config.pcie),
     }
 }
 
@@ -475,6 +491,16 @@ pub enum SpecError {
     /// Two sources for one thing.
     #[error("--topology gives the hierarchy and --pcie topology=host asks for the host's: leave one of them out")]
     FileAndHost,
+    /// Copies of ports where nothing is copied.
+    #[error(
+        "--pcie host-ports={host_ports} is for topology=host, and topology={topology} copies no ports of the host: leave it out"
+    )]
+    HostPorts {
+        /// Which ports.
+        host_ports: HostPorts,
+        /// Asked for beside.
+        topology: TopologyPolicy,
+    },
     /// Two answers to one question.
     #[error("--pcie topology={topology} and cold-plug={cold_plug} say different things of where devices hang: leave one out")]
     TwoPlaces {

@@ -43,7 +43,7 @@ pub use net::{MacAddress, MacError, NetConfig, NetError, NetSource};
 pub use numa::{Distance, MemoryPolicy, NumaConfig, NumaFlag, NumaFlagError, NumaNode, NumaPlacement};
 pub use output::OutputConfig;
 pub use pcie::{
-    Cf8, CliquePolicy, ColdPlugPort, GpuOrder, HotPlugPorts, NvlinkError, NvlinkMode, PcieConfig, PortsOn, Removal,
+    Cf8, CliquePolicy, ColdPlugPort, GpuOrder, HostPorts, HotPlugPorts, NvlinkError, NvlinkMode, PcieConfig, PortsOn, Removal,
     TopologyPolicy, VirtioPlace,
 };
 pub use policy::{DevicePolicy, HostNodes, HotPlugPlace, Policy, PolicyError, ResetPolicy};

@@ -18,6 +18,8 @@ pub struct PcieConfig {
     pub topology: TopologyPolicy,
     /// With the host's topology: which order of GPUs is right.
     pub gpu_order: GpuOrder,
+    /// With the host's topology: which ports of the host have a copy that takes devices while the guest runs.
+    pub host_ports: HostPorts,
     /// Which GPUs of the host show a clique that nobody gave them.
     pub cliques: CliquePolicy,
     /// Who sets up NVLink on a host with NVSwitches; `None` if nobody says.
@@ -68,6 +70,7 @@ impl Default for PcieConfig {
         Self {
             topology: TopologyPolicy::default(),
             gpu_order: GpuOrder::default(),
+            host_ports: HostPorts::default(),
             cliques: CliquePolicy::default(),
             nvlink: None,
             cf8: Cf8::default(),
@@ -192,6 +195,20 @@ choice!(
 );
 
 choice!(
+    /// `host-ports=`.
+    #[derive(Default)]
+    HostPorts {
+        /// None: the copy has the ports that lead to the devices of the start, without slots.
+        #[default]
+        Used = "used",
+        /// Those of the switches above the devices of the start.
+        Switches = "switches",
+        /// All.
+        All = "all",
+    }
+);
+
+choice!(
     /// `cliques=`.
     #[derive(Default)]
     CliquePolicy {
@@ -264,6 +281,9 @@ impl fmt::Display for PcieConfig {
         if self.gpu_order != GpuOrder::default() {
             pairs.pair("gpu-order", &self.gpu_order)?;
         }
+        if self.host_ports != HostPorts::default() {
+            pairs.pair("host-ports", &self.host_ports)?;
+        }
         if self.cliques != CliquePolicy::default() {
             pairs.pair("cliques", &self.cliques)?;
         }
@@ -332,7 +352,8 @@ mod tests {
             "root-hot-plug=on,bus0-free=16",
             "cold-removal=on",
             "virtio=ports",
-            "host,gpu-order=topology,cliques=root-complex",
+            "host,gpu-order=topology,host-ports=switches,cliques=root-complex",
+            "host,host-ports=all",
             "nvlink=shared",
         ] {
             let config: PcieConfig = text.parse().unwrap();

@@ -168,7 +168,7 @@ impl fmt::Display for Shortage {
             (Some(bits), _) => {
                 write!(f, "; {bits} guest-physical address bits would be enough, the guest has {}", self.address_bits)
             }
-            (None, Pool::Io) => write!(f, "; put fewer devices with I/O BARs on root buses"),
+            (None, Pool::Io) => write!(f, "; put fewer devices with I/O BARs on root buses: below ports theirs take nothing"),
             (None, Pool::Memory32) if self.asks.size() > self.there && matches!(self.asks, Asks::Reserve { .. }) => {
                 write!(f, "; keep at most {there} for hot-plug below 4 GiB: large BARs lie above it")
             }

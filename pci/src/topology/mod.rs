@@ -3,7 +3,7 @@
 //! [`Topology`] holds names and nesting, [`Plan`] every number: buses, windows, BAR addresses. Users and code name things;
 //! numbers appear in the plan alone. On the way, `check` refuses what cannot exist, `outline` and `place` order each bus,
 //! `buses` numbers them, `reserve` keeps room for hot-plug, `sizing` sizes the windows bottom-up, `windows` places them
-//! top-down.
+//! top-down. Where that fails, `relief` says with how much less for hot-plug it would not.
 
 mod apertures;
 mod buses;
@@ -12,6 +12,7 @@ mod outline;
 mod place;
 mod plan;
 mod planner;
+mod relief;
 mod reserve;
 mod sizing;
 mod spec;
@@ -24,6 +25,7 @@ pub use plan::{
     Note, Parent, Plan, PlannedEndpoint, PlannedFunction, PlannedKind, PlannedPort, PlannedRootComplex, Reserved, Window, Windows,
 };
 pub use planner::PlanError;
+pub use relief::{Limits, Relief};
 pub(crate) use sizing::Free;
 pub use spec::{
     EndpointSpec, HotPlug, Name, Need, NodeKind, NodeSpec, Place, PortKind, PortSpec, Removal, Reserve, Resource,

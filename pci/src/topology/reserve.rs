@@ -4,8 +4,8 @@
 use super::apertures::Pool;
 use super::outline::Outline;
 use super::plan::Reserved;
-use super::sizing::STEP;
-use super::spec::Reserve;
+use super::sizing::{self, Item, Rule, STEP, What};
+use super::spec::{EndpointSpec, Reserve};
 
 /// Sizes of memory windows that nobody chose: enough for an accelerator's registers, down to what one NVMe drive needs.
 const MEMORY: [u64; 5] = [32 << 20, 16 << 20, 4 << 20, 2 << 20, 1 << 20];
@@ -64,6 +64,20 @@ impl Classes {
             prefetchable: size(reserve.prefetchable, self.prefetchable),
             buses: reserve.buses.max(1),
         })
+    }
+}
+
+impl Reserve {
+    /// The least that holds a device with these `functions`, at an address that suits.
+    #[must_use]
+    pub fn for_device(functions: &[EndpointSpec]) -> Self {
+        let rule = Rule { low_up_to: 0 };
+        let needs = || functions.iter().flat_map(EndpointSpec::needs).filter(|(_, need)| need.each.is_memory());
+        let size = |pool| {
+            let items = needs().filter(|(_, need)| rule.pool(*need) == pool);
+            sizing::packed(items.map(|(bar, need)| Item::new(What::Bar { node: 0, bar }, need)))
+        };
+        Self { memory: Some(size(Pool::Memory32)), prefetchable: Some(size(Pool::Memory64)), buses: 1 }
     }
 }
 

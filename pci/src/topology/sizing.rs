@@ -57,6 +57,16 @@ pub(super) struct Item {
     pub(super) align: u64,
 }
 
+impl Item {
+    /// What a resource takes.
+    pub(super) fn new(what: What, need: Need) -> Self {
+        let least = if need.each.is_memory() { PAGE } else { need.each.size };
+        // What 64 bits cannot say fits nowhere.
+        let size = need.size().map_or(u64::MAX, |size| size.max(least));
+        Self { what, size, align: need.each.size.max(least) }
+    }
+}
+
 /// Addresses that are free, in ascending order.
 #[derive(Debug, Clone)]
 pub(crate) struct Free {
@@ -176,17 +186,12 @@ pub(super) fn needs(outline: &Outline<'_>, rule: Rule, classes: Classes) -> Need
         bus.memory64.extend(needs.prefetchable[node].as_ref().map(window));
         let own: Vec<(Resource, Need)> = entry.needs().collect();
         for (bar, need) in own.into_iter().rev() {
-            let what = What::Bar { node, bar };
-            let least = if need.each.is_memory() { PAGE } else { need.each.size };
-            let align = need.each.size.max(least);
-            // What 64 bits cannot say fits nowhere.
-            let size = need.size().map_or(u64::MAX, |size| size.max(least));
             let items = match rule.pool(need) {
                 Pool::Memory32 => &mut bus.memory32,
                 Pool::Memory64 => &mut bus.memory64,
                 Pool::Io => &mut bus.io,
             };
-            items.push(Item { what, size, align });
+            items.push(Item::new(What::Bar { node, bar }, need));
         }
     }
     needs.roots = needs.roots.into_iter().map(BusNeeds::in_bus_order).collect();

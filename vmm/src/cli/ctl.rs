@@ -111,10 +111,14 @@ pub enum CtlCommand {
     ///
     /// DEVICE is written as for `banyan run --device`: an address such as 0000:03:00.0 or the word stub, and keys such as id,
     /// on=PORT and clique. Without on it goes to the root bus with `--pcie root-hot-plug=on`, the default of machines of vm.create;
-    /// else to the first free hot-plug port with room for its BARs, which `--pcie root-ports=N` and `switch-ports=N` make and `list`
-    /// shows; else, or with attach=pci, to a conventional bus, of `hot-plug=bridge-port` or `bridges=N`. device=N names a device
-    /// number of a bus. Disks, interfaces and other virtio devices come to no conventional bus. Several DEVICEs are the functions of one device, with
-    /// numbers as `function` says, 0 among them: the guest finds all of them at once.
+    /// else to a free hot-plug port, which `--pcie root-ports=N`, `switch-ports=N` and `host-ports=switches` make and `list` shows;
+    /// else, or with attach=pci, to a conventional bus, of `hot-plug=bridge-port` or `bridges=N`. device=N names a device number of a
+    /// bus. Disks, interfaces and other virtio devices come to no conventional bus. Several DEVICEs are the functions of one device,
+    /// with numbers as `function` says, 0 among them: the guest finds all of them at once.
+    ///
+    /// Of the free ports with room for its BARs, a function of the host takes the nearest to where it is: with `topology=host` the copy
+    /// of its own port, then one below the copy of its switch, then one of its root complex; else one on its memory node. Of equally
+    /// near ones a device takes one that is no other device's place, of those the one that keeps least, of those the first.
     AddDevice {
         /// The device, as for `banyan run --device`, or its functions
         #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, num_args = 1..=8, required = true)]

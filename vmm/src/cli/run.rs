@@ -198,6 +198,11 @@ pub(super) struct RunArguments {
     ///                        with topology=host: GPUs in the order given, or
     ///                        refused; or in any order that the host's tree
     ///                        allows [default: request]
+    ///   host-ports=used|switches|all
+    ///                        with topology=host: ports that take devices
+    ///                        while the guest runs: none, those of the
+    ///                        switches above the devices, or copies of all
+    ///                        that the host has [default: used]
     ///   cliques=auto|root-complex|off
     ///                        GPUs of the host without `clique=` show one:
     ///                        those below one switch share it, or those

@@ -103,6 +103,8 @@ fn listing(listing: &Value) -> String {
         ["id", "kind", "bdf", "pci_path", "port", "host_bdf", "clique", "label"].map(|key| word(&device[key])).to_vec()
     });
     let devices = table(&["DEVICE", "KIND", "ADDRESS", "PATH", "PORT", "HOST", "CLIQUE", "WHAT"], devices);
+    let takes_devices = rows("ports").iter().any(|port| port["hot_plug"].as_bool() == Some(true));
+    let rule = if takes_devices { RULE } else { "" };
     let ports = rows("ports").into_iter().map(|port| {
         let mut row = ["name", "kind", "bdf", "hot_plug"].map(|key| word(&port[key])).to_vec();
         row.extend(["memory", "prefetchable"].map(|key| size(&port[key])));
@@ -111,8 +113,14 @@ fn listing(listing: &Value) -> String {
         row
     });
     let ports = table(&["PORT", "KIND", "ADDRESS", "HOT-PLUG", "MEMORY", "PREFETCHABLE", "DEVICES", "ACS"], ports);
-    format!("{devices}\n{ports}")
+    format!("{devices}\n{ports}{rule}")
 }
+
+/// Which port a device takes.
+const RULE: &str = "
+A device that comes to a port and names none (on=) takes the nearest free one with room,
+of equally near ones that which keeps least, of those the first.
+";
 
 /// What a port's access control does: `-` where the port has none.
 fn access_control(enabled: &Value) -> String {

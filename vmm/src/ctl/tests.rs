@@ -89,6 +89,9 @@ PORT  KIND       ADDRESS       HOT-PLUG  MEMORY  PREFETCHABLE  DEVICES  ACS
 rp1   root-port  0000:00:05.0  yes       2M      256G          -        SrcValid,ReqRedir
 rp2   root-port  0000:00:05.0  no        2M      256G          -        off
 up    root-port  0000:00:05.0  no        2M      256G          -        -
+
+A device that comes to a port and names none (on=) takes the nearest free one with room,
+of equally near ones that which keeps least, of those the first.
 ";
     assert_eq!(text.unwrap(), expected);
 }

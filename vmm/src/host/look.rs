@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use api::config::{DeviceConfig, DeviceKind, NumaConfig, NvlinkMode, VmConfig};
+use api::config::{DeviceConfig, DeviceKind, HostPorts, NumaConfig, NvlinkMode, TopologyPolicy, VmConfig};
 use pci::address::HostBdf;
 use pci::topology::EndpointSpec;
 use thiserror::Error;
 
 use super::check::{CheckError, Wanted, check_beside, check_memlock, check_present};
 use super::limits::memlock;
-use super::scan::{ScanError, of_vendor, resolve, scan};
+use super::scan::{ScanError, of_vendor, resolve, scan, scan_all};
 use super::tree::HostTree;
 use crate::check::nvswitch::{self, is_nvswitch};
 use crate::check::report::Severity;
@@ -40,11 +40,13 @@ pub fn look_in(tree: &HostTree, config: &VmConfig) -> Result<Host, HostError> {
 
 fn look_below(sysfs: &Path, config: &VmConfig, beside: &[HostBdf]) -> Result<Host, HostError> {
     let wanted = wanted(config)?;
-    if wanted.is_empty() && config.numa == NumaConfig::Off {
+    // Ports to which devices may come are looked for among all.
+    let copies_ports = config.pcie.topology == TopologyPolicy::Host && config.pcie.host_ports != HostPorts::Used;
+    if wanted.is_empty() && config.numa == NumaConfig::Off && !copies_ports {
         return Ok(Host::default());
     }
     let addresses: Vec<_> = wanted.iter().map(|device| device.at).collect();
-    let tree = scan(sysfs, &addresses)?;
+    let tree = if copies_ports { scan_all(sysfs)? } else { scan(sysfs, &addresses)? };
     if wanted.is_empty() {
         return Ok(host(tree, wanted));
     }

@@ -9,9 +9,11 @@ use pci::effect::Effect;
 use pci::function::Shared;
 use pci::hierarchy::{BusInfo, Hierarchy, Newcomer, PlugError, PortInfo};
 use pci::intx;
-use pci::topology::{EndpointSpec, Name, Parent};
+use pci::topology::{EndpointSpec, Name, Parent, Window};
 
 use super::HotPlugError;
+use super::choice::{self, Candidate, Unfit};
+use super::nearness::{Far, HostPlace, PortPlaces};
 use crate::bus_slots::{BusSlots, Slot};
 use crate::cdi;
 use crate::changes::Added;
@@ -81,12 +83,23 @@ pub(super) struct Wish<'a> {
     pub(super) attach: Option<Attach>,
     /// Device number on that bus.
     pub(super) device: Option<u8>,
+    /// Where the ports are.
+    pub(super) places: Option<&'a PortPlaces>,
+    /// Where the device is on the host, if it is from there.
+    pub(super) from: Option<&'a HostPlace>,
 }
 
 impl<'a> Wish<'a> {
     /// What the configuration of a device says.
     pub(super) fn of(device: &'a DeviceConfig) -> Self {
-        Self { on: device.on.as_deref(), attach: device.attach, device: device.device }
+        Self { on: device.on.as_deref(), attach: device.attach, device: device.device, ..Self::default() }
+    }
+
+    /// How near a port is to where the device is on the host, and whether another one belongs there.
+    fn far(&self, port: &Name) -> (Far, bool) {
+        let Some(places) = self.places else { return (Far::Unknown, false) };
+        let far = self.from.map_or(Far::Unknown, |from| places.far(port, from));
+        (far, far != Far::Own && places.is_home(port))
     }
 }
 
@@ -119,7 +132,7 @@ impl Promised {
 }
 
 /// Where a device with these `functions` goes: where `wish` says; else to the root bus if devices can come there; else to the
-/// first free port with room; else to the first conventional bus with a number and room.
+/// best free port with room; else to the first conventional bus with a number and room.
 pub(super) fn place(
     pci: &PciBus,
     slots: Option<&BusSlots>,
@@ -155,7 +168,7 @@ pub(super) fn place(
         let port = if let Some(device) = wish.device.filter(|device| *device != 0) {
             Err(HotPlugError::Place { device })
         } else {
-            port(hierarchy, wish.on, functions, promised).map(|port| Found::Port(Box::new(port)))
+            port(hierarchy, wish, functions, promised).map(|port| Found::Port(Box::new(port)))
         };
         let Some(refusal) = port.as_ref().err().filter(|_| wish.on.is_none() && wish.attach.is_none()) else { return port };
         let none_there = matches!(refusal, HotPlugError::NoneFree { .. } | HotPlugError::Place { .. });
@@ -205,15 +218,15 @@ fn slot(
     Ok(Found::Slot(bus.name.clone(), Slot { on: bus.on, number }))
 }
 
-/// The port called `wanted`, or the first free one that has room for a device with these `functions`.
+/// The port that `wish` names, or the best free one ([`choice`]) for a device with these `functions`.
 fn port(
     hierarchy: &Hierarchy,
-    wanted: Option<&str>,
+    wish: &Wish<'_>,
     functions: &[EndpointSpec],
     promised: &Promised,
 ) -> Result<PortInfo, HotPlugError> {
-    let ports: Vec<PortInfo> = hierarchy.ports().collect();
-    if let Some(wanted) = wanted {
+    let mut ports: Vec<PortInfo> = hierarchy.ports().collect();
+    if let Some(wanted) = wish.on {
         let port = ports.into_iter().find(|port| port.name.0 == wanted);
         let missing = || HotPlugError::NoPort { wanted: wanted.to_owned(), ports: hierarchy.hot_plug_ports() };
         let port = port.ok_or_else(missing)?;
@@ -223,14 +236,31 @@ fn port(
             None => Ok(port),
         };
     }
-    let mut refusal = HotPlugError::NoneFree { ports: hierarchy.hot_plug_ports() };
-    for port in ports.into_iter().filter(|port| port.is_free() && promised.by(&port.name, None).is_none()) {
-        match hierarchy.check_fit(port.id, functions) {
-            Ok(()) => return Ok(port),
-            Err(error) => refusal = error.into(),
-        }
+    ports.retain(PortInfo::is_free);
+    let mut free = Vec::new();
+    for port in &ports {
+        let unfit = match (promised.by(&port.name, None), hierarchy.check_fit(port.id, functions)) {
+            (Some(by), _) => Some(Unfit::Promised(by.clone())),
+            (None, Ok(())) => None,
+            (None, Err(PlugError::NoRoom { missing, .. })) => Some(Unfit::Room(missing)),
+            (None, Err(error)) => return Err(error.into()),
+        };
+        let bytes = |window: Option<Window>| window.map_or(0, Window::len);
+        let (far, is_of_other) = wish.far(&port.name);
+        free.push(Candidate {
+            name: port.name.clone(),
+            far,
+            is_of_other,
+            prefetchable: bytes(port.windows.prefetchable),
+            memory: bytes(port.windows.memory),
+            unfit,
+        });
     }
-    Err(refusal)
+    match choice::choose(&free) {
+        Ok(chosen) => Ok(ports.swap_remove(chosen)),
+        Err(_) if free.is_empty() => Err(HotPlugError::NoneFree { ports: hierarchy.hot_plug_ports() }),
+        Err(refusals) => Err(HotPlugError::NoneFits { refusals }),
+    }
 }
 
 /// Makes a device and puts it in its place; with `tell` the guest learns of it.

@@ -6,6 +6,7 @@ use pci::hierarchy::{PlugError, PortList, Shortfall, Space};
 use pci::topology::{Name, TopologyError};
 use thiserror::Error;
 
+use super::choice::Refusals;
 use crate::backends::BackendError;
 use crate::cdi::CdiError;
 use crate::endpoints::FunctionError;
@@ -193,11 +194,17 @@ pub enum HotPlugError {
     /// All ports are taken.
     #[error(
         "no hot-plug port is free: remove a device, or start the machine with more (--pcie root-ports=N without \
-         hot-plug=bridge-port); {ports}"
+         hot-plug=bridge-port; with topology=host also host-ports=switches); {ports}"
     )]
     NoneFree {
         /// What there is.
         ports: PortList,
+    },
+    /// Ports are free and none does.
+    #[error("no free port does for the device: {refusals}; {}", keep_more(&refusals.missing()))]
+    NoneFits {
+        /// Why.
+        refusals: Refusals,
     },
     /// The port keeps less than the device needs.
     #[error("{refusal}; {advice}", advice = keep_more(missing))]
@@ -247,6 +254,9 @@ fn keep_more(missing: &Shortfall) -> String {
     let size = |bytes: u64| Size(bytes.checked_next_multiple_of(1 << 20).unwrap_or(bytes));
     let options = missing.0.iter().filter_map(|missing| Some(format!("hotplug-{}={}", key(missing.of)?, size(missing.enough))));
     let options: Vec<String> = options.collect();
+    if options.is_empty() {
+        return "a machine that is started with more ports (--pcie root-ports=N) has some for more devices".to_owned();
+    }
     format!("a machine that is started with --pcie {} keeps enough on each port", options.join(","))
 }
 
@@ -262,6 +272,7 @@ impl HotPlugError {
             | Self::Twice { .. }
             | Self::LeavesAlready { .. }
             | Self::NoneFree { .. }
+            | Self::NoneFits { .. }
             | Self::BusFull { .. }
             | Self::Promised { .. }
             | Self::Ended

@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use api::config::{CpuList, MemoryPolicy, NumaConfig, NumaNode, NumaPlacement, Size, VmConfig};
+use api::config::{CpuList, HostPorts, MemoryPolicy, NumaConfig, NumaNode, NumaPlacement, Size, VmConfig};
 use arch::memory_map::{MemoryMap, Range, take};
 use arch::x86_64::acpi::Node;
 use arch::x86_64::processors::Processors;
 use thiserror::Error;
 
-use crate::host::tree::HostTree;
+use crate::host::tree::{HostKind, HostTree};
 use crate::plan::MachinePlan;
 use crate::resize;
 use crate::spec::Host;
@@ -18,7 +18,7 @@ use crate::spec::Host;
 mod roots;
 mod spread;
 
-pub use roots::{free_name, place_roots};
+pub use roots::{Near, free_name, place_roots};
 pub use spread::{SPREAD, SpreadError, smallest, spread};
 
 /// Within a node (ACPI 6.5 5.2.17).
@@ -96,9 +96,13 @@ pub fn most_cpus(config: &VmConfig) -> u32 {
     u32::from(config.cpus.max.unwrap_or(config.cpus.count))
 }
 
-/// A guest node for each host node that a device is near to; vCPUs and memory are shared out evenly.
+/// A guest node for each host node that a device is near to, or may come near to; vCPUs and memory are shared out evenly.
 fn as_on_host(config: &VmConfig, host: &Host, placement: NumaPlacement) -> Option<GuestNuma> {
-    let near: BTreeSet<u32> = host.wanted.values().filter_map(|at| host.tree.get(*at)?.numa_node).collect();
+    let mut near: BTreeSet<u32> = host.wanted.values().filter_map(|at| host.tree.get(*at)?.numa_node).collect();
+    if config.pcie.host_ports == HostPorts::All {
+        let ports = host.tree.functions.values().filter(|node| matches!(node.kind, HostKind::Port(_)));
+        near.extend(ports.filter_map(|port| port.numa_node));
+    }
     let count = u32::try_from(near.len()).ok().filter(|count| *count > 0)?;
     let (started, most) = (u32::from(config.cpus.count), most_cpus(config));
     let unit = match config.memory.hugepages {

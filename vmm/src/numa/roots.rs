@@ -10,9 +10,19 @@ use pci::topology::{Name, Place, RootComplexSpec, Topology};
 
 use super::{GuestNuma, NumaError};
 use crate::host::tree::HostTree;
+use crate::replicate::HostRoot;
 
-/// Gives root complexes their nodes. `devices` are the host functions among the endpoints; `movable` says that root complexes
-/// may be added. Returns what a user should know.
+/// What of the host is known of a topology.
+#[derive(Debug, Clone, Copy)]
+pub struct Near<'a> {
+    /// The host functions among the endpoints.
+    pub devices: &'a BTreeMap<Name, HostBdf>,
+    /// What root complexes stand for.
+    pub roots: &'a BTreeMap<Name, HostRoot>,
+}
+
+/// Gives root complexes their nodes, by what is `near` them; `movable` says that root complexes may be added. Returns what a
+/// user should know.
 ///
 /// # Errors
 /// If a root complex names a node that does not exist.
@@ -20,7 +30,7 @@ pub fn place_roots(
     topology: &mut Topology,
     numa: &GuestNuma,
     tree: &HostTree,
-    devices: &BTreeMap<Name, HostBdf>,
+    near: &Near<'_>,
     movable: bool,
 ) -> Result<Vec<String>, NumaError> {
     let last = numa.nodes.len().saturating_sub(1);
@@ -30,7 +40,7 @@ pub fn place_roots(
         }
     }
     let mut notes = Vec::new();
-    let below = Below::new(topology, devices);
+    let below = Below::new(topology, near.devices);
     for (index, devices) in below.roots.into_iter().enumerate() {
         let Some(root) = topology.root_complexes.get(index).cloned() else { continue };
         // Devices and what holds them on the root bus, by node.
@@ -56,8 +66,11 @@ pub fn place_roots(
         let node = match (root.node, most) {
             (Some(given), _) => Some(given),
             (None, Some(most)) => Some(most),
-            // Emulated devices are as near to one node as to another.
-            (None, None) => (!unknown).then_some(0),
+            // Host devices may come to the copy of a root complex. Emulated ones are as near to one node as to another.
+            (None, None) => {
+                let copied = near.roots.get(&root.name).and_then(|host| numa.near(host.node?, tree));
+                copied.map(|(node, _)| node).or((!unknown).then_some(0))
+            }
         };
         if let Some(root) = topology.root_complexes.get_mut(index) {
             root.node = node;

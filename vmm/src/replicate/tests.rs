@@ -1,3 +1,7 @@
+//! Copies of made-up hosts.
+
+mod vacant;
+
 use pci::ids::Ids;
 use pci::topology::{Apertures, Window};
 use pci::topology::{NodeKind, NodeSpec, PortSpec};

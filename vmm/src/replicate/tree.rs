@@ -3,20 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use api::config::HostPorts;
 use pci::address::HostBdf;
 use pci::link::Link;
-use pci::topology::{Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, RootComplexSpec};
+use pci::topology::{HotPlug, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, RootComplexSpec};
 
 use super::group::{Cluster, Group};
-use super::{Note, Replica, Requested, Wishes};
+use super::{HostRoot, Note, Replica, Requested, Wishes, vacant};
 use crate::host::tree::{HostKind, HostNode, HostTree};
-
-/// The node that a copy's root complex above `at` belongs to: that of the topmost port, as NCCL sees it.
-fn numa_node(tree: &HostTree, at: HostBdf) -> Option<u32> {
-    let node = tree.get(at)?;
-    let anchor = node.physical_function.and_then(|physical| tree.get(physical)).unwrap_or(node);
-    tree.above(anchor).first().copied().unwrap_or(anchor).numa_node
-}
 
 /// What a branch is, as far as finding it again goes. Siblings differ in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,6 +35,8 @@ enum Behind {
     Switch(HostBdf),
     Cluster(Cluster),
     Group(usize),
+    /// A device may come.
+    Nothing,
 }
 
 /// Values of a port.
@@ -52,6 +48,13 @@ struct Port<'a> {
     /// Whose ids it carries.
     ids: Option<&'a HostNode>,
     link: Option<Link>,
+}
+
+impl<'a> Port<'a> {
+    /// The copy of a host's port.
+    fn of(host: &'a HostNode, kind: PortKind) -> Self {
+        Self { kind, host: Some(host), ids: (kind != PortKind::Root).then_some(host), link: host.link }
+    }
 }
 
 enum What<'a> {
@@ -99,17 +102,30 @@ impl<'a> Copy<'a> {
     /// The copy of the port above a group, with everything above that.
     fn copied(&mut self, index: usize, group: &'a Group<'a>) -> usize {
         let tree = self.tree;
-        let node = tree.get(group.anchor);
-        let host_root = node.and_then(|node| tree.root_complex(node));
-        let mut on = self.root(host_root, numa_node(tree, group.anchor));
+        let root = self.root(tree.get(group.anchor));
         let path = self.copied_path(group);
-        let Some(last) = path.last().copied() else {
+        let Some((last, kind)) = path.last().copied() else {
             self.note(Note::Integrated { device: Name(group.name()), at: group.anchor });
             let port = Port { kind: PortKind::Root, host: None, ids: None, link: self.link_of(group) };
-            return self.shared(on, None, index, |behind| (Key::Own(behind), port));
+            return self.shared(root, None, index, |behind| (Key::Own(behind), port));
         };
+        let on = self.descend(root, &path);
+        let port = Port::of(last, kind);
+        match kind {
+            PortKind::Root => self.shared(on, Some(last.at), index, |behind| (Key::Link(last.at, behind), port)),
+            PortKind::Upstream => {
+                // On the bus inside a switch: a port of that switch leads to it.
+                let port = Port { kind: PortKind::Downstream, host: None, ids: Some(last), link: self.link_of(group) };
+                self.child(Some(on), Key::Own(Behind::Group(index)), What::Port(port))
+            }
+            _ => self.child(Some(on), Key::Link(last.at, Behind::Group(index)), What::Port(port)),
+        }
+    }
+
+    /// The copies of what `path` leads through, on the root complex `on`; a last port with a link below is left to the caller.
+    fn descend(&mut self, mut on: usize, path: &[(&'a HostNode, PortKind)]) -> usize {
         for (place, (host, kind)) in path.iter().copied().enumerate() {
-            let port = Port { kind, host: Some(host), ids: (kind != PortKind::Root).then_some(host), link: host.link };
+            let port = Port::of(host, kind);
             on = match (kind, path.get(place + 1)) {
                 (PortKind::Upstream, _) => {
                     // A switch that hangs on no root port of the host gets one.
@@ -120,16 +136,27 @@ impl<'a> Copy<'a> {
                     self.child(Some(on), Key::Upstream(host.at), What::Port(port))
                 }
                 (_, Some((switch, _))) => self.child(Some(on), Key::Link(host.at, Behind::Switch(switch.at)), What::Port(port)),
-                (PortKind::Root, None) => self.shared(on, Some(host.at), index, |behind| (Key::Link(host.at, behind), port)),
-                (_, None) => self.child(Some(on), Key::Link(host.at, Behind::Group(index)), What::Port(port)),
+                (_, None) => on,
             };
         }
-        if last.1 == PortKind::Upstream {
-            // On the bus inside a switch: a port of that switch leads to it.
-            let port = Port { kind: PortKind::Downstream, host: None, ids: Some(last.0), link: self.link_of(group) };
-            on = self.child(Some(on), Key::Own(Behind::Group(index)), What::Port(port));
-        }
         on
+    }
+
+    /// Adds ports to which devices may come, where nothing hangs at the start.
+    pub(super) fn place_vacant(&mut self) {
+        let tree = self.tree;
+        let upstream = |branch: &Branch<'_>| if let Key::Upstream(at) = branch.key { Some(at) } else { None };
+        let copied = self.branches.iter().filter_map(upstream).collect();
+        for port in vacant::ports(tree, self.wishes.host_ports, &copied) {
+            let is_copy = |branch: &Branch<'_>| matches!(branch.key, Key::Link(at, _) if at == port.at);
+            let (path, _) = path_of(tree.above(port).into_iter().chain([port]));
+            let Some((last, kind)) = path.last().copied().filter(|(last, _)| last.at == port.at) else { continue };
+            if !self.branches.iter().any(is_copy) {
+                let root = self.root(Some(port));
+                let on = self.descend(root, &path);
+                self.child(Some(on), Key::Link(last.at, Behind::Nothing), What::Port(Port::of(last, kind)));
+            }
+        }
     }
 
     /// A root port for group `index`. Where the group shares its device number on the host with others of `port`, a switch of
@@ -169,8 +196,11 @@ impl<'a> Copy<'a> {
         index
     }
 
-    fn root(&mut self, host: Option<&'a str>, node: Option<u32>) -> usize {
-        self.child(None, Key::Root(host.unwrap_or_default(), node), What::Root { node })
+    /// The root complex above a function.
+    fn root(&mut self, function: Option<&'a HostNode>) -> usize {
+        let name = function.and_then(|function| self.tree.root_complex(function)).unwrap_or_default();
+        let node = function.and_then(|function| HostRoot::above(self.tree, function)?.node);
+        self.child(None, Key::Root(name, node), What::Root { node })
     }
 
     /// The ports above a host function, from the top.
@@ -184,22 +214,12 @@ impl<'a> Copy<'a> {
         let tree = self.tree;
         let Some(node) = tree.get(group.anchor) else { return Vec::new() };
         let device = || Name(group.name());
-        let mut path: Vec<(&HostNode, PortKind)> = Vec::new();
-        for above in tree.above(node) {
-            let HostKind::Port(kind) = above.kind else {
-                self.note(Note::BridgeLeftOut { device: device(), bridge: above.at });
-                continue;
-            };
-            let fits = match path.last() {
-                None => matches!(kind, PortKind::Root | PortKind::Upstream),
-                Some((_, PortKind::Upstream)) => kind == PortKind::Downstream,
-                Some(_) => kind == PortKind::Upstream,
-            };
-            if fits {
-                path.push((above, kind));
-            } else {
-                self.note(Note::PortLeftOut { device: device(), port: above.at });
-            }
+        let (path, left_out) = path_of(tree.above(node).into_iter());
+        for node in left_out {
+            self.note(match node.kind {
+                HostKind::Port(_) => Note::PortLeftOut { device: device(), port: node.at },
+                _ => Note::BridgeLeftOut { device: device(), bridge: node.at },
+            });
         }
         path
     }
@@ -228,15 +248,18 @@ impl<'a> Copy<'a> {
     }
 
     fn groups_below(&self, index: usize) -> Vec<&'a Group<'a>> {
-        let mut groups = Vec::new();
+        let group = |branch: &Branch<'a>| if let What::Device(group) = branch.what { self.groups.get(group) } else { None };
+        self.below(index).filter_map(group).collect()
+    }
+
+    /// Branch `index` and all that is below it.
+    fn below(&self, index: usize) -> impl Iterator<Item = &Branch<'a>> {
         let mut open = vec![index];
-        while let Some(branch) = open.pop().and_then(|index| self.branches.get(index)) {
-            if let What::Device(group) = branch.what {
-                groups.extend(self.groups.get(group));
-            }
+        std::iter::from_fn(move || {
+            let branch = self.branches.get(open.pop()?)?;
             open.extend(&branch.below);
-        }
-        groups
+            Some(branch)
+        })
     }
 
     /// The devices depth first: how a guest meets them.
@@ -257,7 +280,7 @@ impl<'a> Copy<'a> {
     pub(super) fn finish(mut self, devices: &[Requested]) -> Replica {
         let met = self.met();
         if self.roots.is_empty() {
-            self.root(None, None);
+            self.root(None);
         }
         let mut out = Replica::default();
         let nodes = self.guest_nodes();
@@ -307,12 +330,22 @@ impl<'a> Copy<'a> {
             *slot = Some(match (port.host, port.kind) {
                 (Some(host), kind) if first.get(&host.at).is_some_and(|(_, holder)| *holder == index) => host_name(kind, host.at),
                 (_, PortKind::Upstream) => Name(format!("{device}-switch")),
+                // Above a switch of the host to which devices may come.
+                (_, PortKind::Root) if device.is_empty() => self.root_above(index),
                 // Above a switch of Banyan's own.
                 (_, PortKind::Root) if self.leads_to_switch(index) => Name(format!("{device}-root")),
                 _ => Name(format!("{device}-port")),
             });
         }
         names
+    }
+
+    /// Name of a root port that stands for none of the host, above the copy of a switch.
+    fn root_above(&self, index: usize) -> Name {
+        match self.branches.get(index).map(|branch| branch.key) {
+            Some(Key::Own(Behind::Switch(at))) => host_name(PortKind::Root, at),
+            _ => Name(format!("root-{index}")),
+        }
     }
 
     fn leads_to_switch(&self, index: usize) -> bool {
@@ -324,8 +357,9 @@ impl<'a> Copy<'a> {
         let host = self.branches.get(index).and_then(|branch| host_node(&branch.what));
         let name = Name(format!("rc{}", out.topology.root_complexes.len()));
         let node = host.and_then(|host| nodes.get(&host).copied());
-        if let Some(Key::Root(host, _)) = self.branches.get(index).map(|branch| branch.key) {
-            out.root_complexes.entry(host.to_owned()).or_insert_with(|| name.clone());
+        if let Some(Key::Root(root, _)) = self.branches.get(index).map(|branch| branch.key) {
+            let stands_for = HostRoot { name: root.to_owned(), node: host };
+            out.host_roots.extend((!root.is_empty()).then(|| (name.clone(), stands_for)));
         }
         out.topology.root_complexes.push(RootComplexSpec { name: name.clone(), segment: 0, node, first_bus: None });
         name
@@ -352,9 +386,13 @@ impl<'a> Copy<'a> {
         let below = self.groups_below(index);
         let fastest = || below.iter().filter_map(|group| self.tree.get(group.anchor)?.link).max_by_key(|link| rank_of(*link));
         let link = port.link.or_else(fastest);
+        let hotplug = self.hot_plug(index, port);
         if let Some(host) = port.host {
             if host_name(port.kind, host.at) == *name {
                 out.stands_for.insert(name.clone(), host.at);
+                if hotplug.is_some() && vacant::devices(self.tree, host.at).next().is_some() {
+                    out.homes.insert(name.clone());
+                }
             } else if let Some(group) = below.iter().min_by_key(|group| group.position) {
                 self.note(Note::OwnPort { device: Name(group.name()), beside: host.at });
             }
@@ -362,33 +400,55 @@ impl<'a> Copy<'a> {
         if port.kind == PortKind::Upstream && port.host.is_none() {
             self.note(Note::OwnSwitch { switch: name.clone() });
         }
-        if link.is_none() {
+        if link.is_none() && !below.is_empty() {
             self.note(Note::NoLink { port: name.clone() });
         }
         let spec = PortSpec {
             kind: port.kind,
             ids: port.ids.map(|host| host.ids),
             link: link.unwrap_or_default(),
-            atomic_completers: if port.kind == PortKind::Root { self.completers(&below) } else { 0 },
-            hotplug: None,
+            atomic_completers: if port.kind == PortKind::Root { self.completers(index, &below) } else { 0 },
+            hotplug,
         };
         let kind = NodeKind::Port(spec);
         out.topology.nodes.push(NodeSpec { name: name.clone(), on: on.clone(), place: Place::default(), kind });
     }
 
-    /// AtomicOp widths that the host's root ports complete for all of `groups`: none for those whose requests a port on the way
-    /// does not route (linux: drivers/pci/pci.c, `pci_enable_atomic_ops_to_root`).
-    fn completers(&self, groups: &[&Group<'_>]) -> u8 {
+    /// How devices come to a port and go: to those that lead to no further port, as far as that is wished.
+    fn hot_plug(&self, index: usize, port: &Port<'a>) -> Option<HotPlug> {
+        let wished = match self.wishes.host_ports {
+            HostPorts::Used => false,
+            HostPorts::Switches => port.kind == PortKind::Downstream,
+            HostPorts::All => port.kind.has_link_below(),
+        };
+        if !wished || self.leads_to_switch(index) {
+            return None;
+        }
+        Some(match self.branches.get(index).map(|branch| branch.key) {
+            Some(Key::Link(at, Behind::Nothing)) => vacant::keeps(self.tree, at, self.wishes.hot_plug),
+            _ => vacant::keeps_its_own(self.wishes.hot_plug),
+        })
+    }
+
+    /// AtomicOp widths that the host's root ports complete for all of `groups`, which are those below branch `index`: none for
+    /// those whose requests a port on the way does not route (linux: drivers/pci/pci.c, `pci_enable_atomic_ops_to_root`). Where
+    /// there are none, for all that may come.
+    fn completers(&self, index: usize, groups: &[&Group<'_>]) -> u8 {
         let stops = |port: &&HostNode| {
             let atomics = port.fabric.atomics;
             let unrouted = port.kind != HostKind::Port(PortKind::Root) && !atomics.routing;
             port.fabric.config_bytes > 64 && (unrouted || atomics.egress_blocked)
         };
-        let of = |group: &&Group<'_>| {
-            let ports = self.ports_above(group.anchor);
+        let by = |ports: Vec<&HostNode>| {
             if ports.iter().any(stops) { 0 } else { ports.first().map_or(0, |root| root.atomic_completers) }
         };
-        groups.iter().map(of).reduce(|all, one| all & one).unwrap_or(0)
+        let for_groups = groups.iter().map(|group| by(self.ports_above(group.anchor))).reduce(|all, one| all & one);
+        let vacant = self.below(index).filter_map(|branch| match branch.key {
+            Key::Link(at, Behind::Nothing) => self.tree.get(at),
+            _ => None,
+        });
+        let for_others = || vacant.map(|port| by(self.ports_above(port.at).into_iter().chain([port]).collect()));
+        for_groups.or_else(|| for_others().reduce(|all, one| all & one)).unwrap_or(0)
     }
 
     /// The functions of one device, with their numbers. Function 0 must exist where another does.
@@ -417,6 +477,24 @@ impl<'a> Copy<'a> {
             self.notes.push(note);
         }
     }
+}
+
+/// What of the bridges `above` something can be copied, from the top: a root port, then upstream and downstream ports by turns;
+/// and the others.
+fn path_of<'a>(above: impl Iterator<Item = &'a HostNode>) -> (Vec<(&'a HostNode, PortKind)>, Vec<&'a HostNode>) {
+    let (mut path, mut left_out): (Vec<(&HostNode, PortKind)>, Vec<&HostNode>) = (Vec::new(), Vec::new());
+    for node in above {
+        let fits = |kind| match path.last() {
+            None => matches!(kind, PortKind::Root | PortKind::Upstream),
+            Some((_, PortKind::Upstream)) => kind == PortKind::Downstream,
+            Some(_) => kind == PortKind::Upstream,
+        };
+        match node.kind {
+            HostKind::Port(kind) if fits(kind) => path.push((node, kind)),
+            _ => left_out.push(node),
+        }
+    }
+    (path, left_out)
 }
 
 const fn host_node(what: &What<'_>) -> Option<u32> {

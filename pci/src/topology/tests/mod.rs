@@ -4,6 +4,7 @@ mod cases;
 mod hotplug;
 mod places;
 pub mod properties;
+mod relief;
 mod roots;
 mod trees;
 
