@@ -131,12 +131,12 @@ pub trait PciFunction: Send {
     /// What is left to do after a reset, by whatever register: hardware takes its time, for which nobody shall wait but who asked
     /// for it. To be run with no lock held, and followed by [`PciFunction::end_reset`]; the function answers nothing meanwhile.
     /// Resets that meet may share one. By default nothing is left.
-    fn take_reset(&mut self) -> Option<Arc<dyn ResetWork>> {
+    fn take_reset(&mut self) -> Option<Arc<dyn HardwareReset>> {
         None
     }
-    /// `_work`, which [`PciFunction::take_reset`] gave, was run. Somebody else may have said so before, and a later reset may
+    /// `_reset`, which [`PciFunction::take_reset`] gave, was run. Somebody else may have said so before, and a later reset may
     /// have begun since, which this does not end.
-    fn end_reset(&mut self, _work: &Arc<dyn ResetWork>) {}
+    fn end_reset(&mut self, _reset: &Arc<dyn HardwareReset>) {}
     /// Whether bus mastering is enabled in its command register.
     fn bus_master(&self) -> bool;
     /// Shows its configuration space in `mirror` from this point on, until it is detached, if it can: every change of every
@@ -203,9 +203,9 @@ pub struct Programming {
     pub multifunction: bool,
 }
 
-/// What hardware does for as long as it likes.
-pub trait ResetWork: Send + Sync {
-    /// Has it done, if it was not before. Returns when it is.
+/// The reset of hardware, which takes as long as it likes.
+pub trait HardwareReset: Send + Sync {
+    /// Carries it out, unless somebody did. Returns when it is done.
     fn run(&self);
 }
 

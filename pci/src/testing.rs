@@ -12,7 +12,7 @@ use crate::address::Bdf;
 use crate::bar::{BarIndex, Bars};
 use crate::emulated::{Attachment, Emulated, EmulatedError, EmulatedSpec};
 use crate::errors::{PcieError, Recorded};
-use crate::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, ResetWork, Shared};
+use crate::function::{BarPiece, Changes, FunctionId, HardwareReset, PciFunction, Programming, ResetKind, Shared};
 use crate::hierarchy::Hierarchy;
 use crate::mirror::Mirror;
 use crate::regs::header;
@@ -425,11 +425,11 @@ impl PciFunction for FakeEndpoint {
         self.began();
     }
 
-    fn take_reset(&mut self) -> Option<Arc<dyn ResetWork>> {
-        (self.2 == Hardware::UnderReset).then(|| Arc::new(Quick) as Arc<dyn ResetWork>)
+    fn take_reset(&mut self) -> Option<Arc<dyn HardwareReset>> {
+        (self.2 == Hardware::UnderReset).then(|| Arc::new(Quick) as Arc<dyn HardwareReset>)
     }
 
-    fn end_reset(&mut self, _: &Arc<dyn ResetWork>) {
+    fn end_reset(&mut self, _: &Arc<dyn HardwareReset>) {
         if self.2 == Hardware::UnderReset {
             self.2 = Hardware::Idle;
         }
@@ -489,7 +489,7 @@ pub fn cases(usual: u32) -> u32 {
 /// Hardware that takes no time.
 struct Quick;
 
-impl ResetWork for Quick {
+impl HardwareReset for Quick {
     fn run(&self) {}
 }
 

@@ -10,7 +10,7 @@ use pci::address::Sbdf;
 use pci::cf8::AddressLatch;
 use pci::ecam;
 use pci::effect::Effect;
-use pci::hierarchy::{Appeared, Hierarchy, UnderReset};
+use pci::hierarchy::{Appeared, Hierarchy, UnfinishedReset};
 use pci::sync::lock;
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
@@ -112,9 +112,9 @@ impl PciBus {
         let mut tree = self.lock();
         tree.mapper.close();
         tree.hierarchy.detach();
-        let under_reset = tree.hierarchy.take_under_reset();
+        let unfinished = tree.hierarchy.take_unfinished_resets();
         drop(tree);
-        under_reset.into_iter().for_each(UnderReset::run);
+        unfinished.into_iter().for_each(UnfinishedReset::finish);
         self.lock().mapper.release_dma();
     }
 
@@ -172,9 +172,9 @@ impl Drop for PciBus {
 /// Carries out what follows from a change, and then, when others can go on, what takes hardware's time.
 fn finish(mut tree: MutexGuard<'_, Tree>) {
     tree.apply();
-    let under_reset = tree.hierarchy.take_under_reset();
+    let unfinished = tree.hierarchy.take_unfinished_resets();
     drop(tree);
-    under_reset.into_iter().for_each(UnderReset::run);
+    unfinished.into_iter().for_each(UnfinishedReset::finish);
 }
 
 impl Tree {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use log::Level;
 use pci::access::{Access, Reg};
 use pci::bar::{BarIndex, BarSpec, Bars, ROM};
-use pci::function::{BarPiece, Changes, FunctionId, PciFunction, Programming, ResetKind, ResetWork};
+use pci::function::{BarPiece, Changes, FunctionId, HardwareReset, PciFunction, Programming, ResetKind};
 use pci::regs::{command, header, type0};
 use pci::seams::{IntxEvents, MsiRoutes};
 
@@ -18,7 +18,7 @@ use super::msix::{Claim, Msix};
 use super::opened::{HostFunction, VfioError};
 use super::overlay::{Overlay, byte_runs, is_partial};
 use super::patch::{self, Placement, VfioOptions};
-use super::reset::{self, Outcome, Pending};
+use super::reset::{self, Outcome, ResetOnce};
 use super::rom::Rom;
 use super::signals::{Signal, Signals};
 use super::vectors::{Lender, VectorError};
@@ -41,7 +41,7 @@ pub struct VfioFunction<D: HostDevice> {
     /// What the host says of it; they go with it.
     signals: Option<Arc<Signals>>,
     /// Hardware is under reset.
-    resetting: Option<Arc<Pending>>,
+    resetting: Option<Arc<ResetOnce>>,
     detached: bool,
 }
 
@@ -193,9 +193,9 @@ impl<D: HostDevice> VfioFunction<D> {
             return;
         }
         self.quiet();
-        let resetter = self.host.device.can_reset().then(|| self.host.device.resetter());
-        match resetter {
-            Some(Ok(resetter)) => self.resetting = Some(Arc::new(Pending::new(resetter))),
+        let reset = self.host.device.can_reset().then(|| self.host.device.reset_call());
+        match reset {
+            Some(Ok(call)) => self.resetting = Some(Arc::new(ResetOnce::new(call))),
             Some(Err(error)) => self.after_reset(Outcome::Failed(error)),
             None => self.after_reset(Outcome::Impossible),
         }
@@ -210,8 +210,8 @@ impl<D: HostDevice> VfioFunction<D> {
         }
     }
 
-    fn end_hardware_reset(&mut self, pending: &Pending) {
-        if let Some(done) = pending.end() {
+    fn end_hardware_reset(&mut self, reset: &ResetOnce) {
+        if let Some(done) = reset.end() {
             let outcome = reset::outcome(&mut self.host.device, done);
             self.after_reset(outcome);
         }
@@ -442,14 +442,14 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
         }
     }
 
-    fn take_reset(&mut self) -> Option<Arc<dyn ResetWork>> {
-        self.resetting.clone().map(|pending| pending as Arc<dyn ResetWork>)
+    fn take_reset(&mut self) -> Option<Arc<dyn HardwareReset>> {
+        self.resetting.clone().map(|reset| reset as Arc<dyn HardwareReset>)
     }
 
-    fn end_reset(&mut self, work: &Arc<dyn ResetWork>) {
-        let is_it = |pending: &mut Arc<Pending>| std::ptr::addr_eq(Arc::as_ptr(pending), Arc::as_ptr(work));
-        if let Some(pending) = self.resetting.take_if(is_it) {
-            self.end_hardware_reset(&pending);
+    fn end_reset(&mut self, reset: &Arc<dyn HardwareReset>) {
+        let is_it = |begun: &mut Arc<ResetOnce>| std::ptr::addr_eq(Arc::as_ptr(begun), Arc::as_ptr(reset));
+        if let Some(ended) = self.resetting.take_if(is_it) {
+            self.end_hardware_reset(&ended);
         }
     }
 
@@ -472,9 +472,9 @@ impl<D: HostDevice> Drop for VfioFunction<D> {
     /// For a function that no machine took, or whose machine left its reset undone.
     fn drop(&mut self) {
         self.detach();
-        if let Some(pending) = self.resetting.take() {
-            pending.run();
-            self.end_hardware_reset(&pending);
+        if let Some(reset) = self.resetting.take() {
+            reset.run();
+            self.end_hardware_reset(&reset);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
-use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, Resetter};
+use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, ResetCall};
 use super::signals::Signal;
 
 /// The bytes of a configuration space.
@@ -306,7 +306,7 @@ impl HostDevice for FakeDevice {
         self.state().can_reset
     }
 
-    fn resetter(&self) -> io::Result<Resetter> {
+    fn reset_call(&self) -> io::Result<ResetCall> {
         let device = self.clone();
         Ok(Box::new(move || {
             let mut state = device.state();

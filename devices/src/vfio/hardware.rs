@@ -8,7 +8,7 @@ use rustix::io::{pread, pwrite};
 use thiserror::Error;
 use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_CONFIG_REGION_INDEX};
 
-use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, Resetter};
+use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, ResetCall};
 use super::ioctl;
 use super::iommu::{Domain, GroupError, Member};
 use super::region_info::Region;
@@ -109,7 +109,7 @@ impl HostDevice for Hardware {
         self.can_reset
     }
 
-    fn resetter(&self) -> io::Result<Resetter> {
+    fn reset_call(&self) -> io::Result<ResetCall> {
         let file = self.fd().try_clone_to_owned()?;
         Ok(Box::new(move || ioctl::reset(file.as_fd())))
     }

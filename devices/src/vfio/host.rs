@@ -81,8 +81,8 @@ pub trait HostDevice: Send {
     /// Whether the host can reset this function alone.
     fn can_reset(&self) -> bool;
     /// What resets the function when it is called, on any thread. The host keeps its configuration (BARs, enables) across it.
-    fn resetter(&self) -> io::Result<Resetter>;
+    fn reset_call(&self) -> io::Result<ResetCall>;
 }
 
-/// Resets a function.
-pub type Resetter = Box<dyn FnOnce() -> io::Result<()> + Send>;
+/// Resets a function of the host, and returns when that is done.
+pub type ResetCall = Box<dyn FnOnce() -> io::Result<()> + Send>;

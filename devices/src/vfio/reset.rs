@@ -8,12 +8,12 @@ use std::sync::{Mutex, MutexGuard};
 
 use pci::access::Access;
 use pci::caps::express::reg as express;
-use pci::function::ResetWork;
+use pci::function::HardwareReset;
 use pci::regs::{command, header};
 use pci::sync::lock;
 
 use super::facts::Facts;
-use super::host::{CONFIG, HostDevice, Resetter};
+use super::host::{CONFIG, HostDevice, ResetCall};
 
 /// Advanced features control: initiate FLR, in the capability's second dword.
 const ADVANCED_FLR: u32 = 1;
@@ -59,20 +59,20 @@ pub fn outcome(device: &mut dyn HostDevice, done: io::Result<()>) -> Outcome {
     }
 }
 
-/// A reset that others carry out, while nobody holds the function.
-pub struct Pending(Mutex<Progress>);
+/// A reset that is carried out once, by whoever comes first, while nobody holds the function.
+pub struct ResetOnce(Mutex<Progress>);
 
 enum Progress {
-    Waits(Resetter),
+    Waits(ResetCall),
     Done(io::Result<()>),
     /// What came of it was taken note of.
     Over,
 }
 
-impl Pending {
+impl ResetOnce {
     /// Not begun.
     #[must_use]
-    pub fn new(reset: Resetter) -> Self {
+    pub fn new(reset: ResetCall) -> Self {
         Self(Mutex::new(Progress::Waits(reset)))
     }
 
@@ -89,8 +89,7 @@ impl Pending {
     }
 }
 
-impl ResetWork for Pending {
-    /// Carries it out, once. Whoever calls next waits for its end.
+impl HardwareReset for ResetOnce {
     fn run(&self) {
         let mut progress = self.progress();
         match std::mem::replace(&mut *progress, Progress::Over) {
@@ -135,29 +134,29 @@ mod tests {
     fn who_runs_a_reset_waits_while_it_is_under_way() {
         let (begun, begins) = std::sync::mpsc::channel();
         let (go, goes) = std::sync::mpsc::channel::<()>();
-        let pending = Pending::new(Box::new(move || {
+        let once = ResetOnce::new(Box::new(move || {
             begun.send(()).unwrap();
             goes.recv().unwrap();
             Ok(())
         }));
         std::thread::scope(|scope| {
-            scope.spawn(|| pending.run());
+            scope.spawn(|| once.run());
             begins.recv().unwrap();
-            let second = scope.spawn(|| pending.run());
+            let second = scope.spawn(|| once.run());
             assert!(!second.is_finished());
             go.send(()).unwrap();
             second.join().unwrap();
-            assert!(matches!(pending.end(), Some(Ok(()))));
+            assert!(matches!(once.end(), Some(Ok(()))));
         });
-        pending.run();
-        assert!(pending.end().is_none());
+        once.run();
+        assert!(once.end().is_none());
     }
 
     #[test]
     fn case_c11_a_reset_that_fails_or_loses_the_device_is_told() {
         let mut device = FakeDevice::gpu();
         let reset = |device: &mut FakeDevice| {
-            let done = device.resetter().and_then(|reset| reset());
+            let done = device.reset_call().and_then(|reset| reset());
             outcome(device, done)
         };
         assert!(matches!(reset(&mut device), Outcome::Done));

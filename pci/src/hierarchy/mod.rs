@@ -41,7 +41,7 @@ pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
 pub use inject::{InjectError, Injected, Silence};
 pub use listing::{EndpointInfo, FunctionInfo, RootComplexInfo};
 use reach::Reach;
-pub use resets::UnderReset;
+pub use resets::UnfinishedReset;
 use strays::Strays;
 pub use virtual_functions::Appeared;
 
@@ -88,7 +88,7 @@ pub struct Hierarchy {
     virtual_functions: BTreeMap<FunctionId, Vec<FunctionId>>,
     appeared: Vec<Appeared>,
     vanished: Vec<FunctionId>,
-    under_reset: Vec<UnderReset>,
+    unfinished_resets: Vec<UnfinishedReset>,
     /// The next function that comes gets this number.
     next: u32,
 }
@@ -121,7 +121,7 @@ impl Hierarchy {
             virtual_functions: BTreeMap::new(),
             appeared: Vec::new(),
             vanished: Vec::new(),
-            under_reset: Vec::new(),
+            unfinished_resets: Vec::new(),
             next: 0,
         };
         for planned in &plan.functions {
@@ -283,7 +283,7 @@ impl Hierarchy {
         endpoints.collect()
     }
 
-    /// Ends every endpoint's life in the machine. What their hardware is to do is left to [`Hierarchy::take_under_reset`].
+    /// Ends every endpoint's life in the machine. What their hardware is to do is left to [`Hierarchy::take_unfinished_resets`].
     pub fn detach(&mut self) {
         for id in self.ids() {
             self.end_life(id);

@@ -3,35 +3,35 @@
 use std::sync::Arc;
 
 use super::Hierarchy;
-use crate::function::{FunctionId, ResetWork, Shared};
+use crate::function::{FunctionId, HardwareReset, Shared};
 use crate::sync::lock;
 
 /// A function whose registers were reset, or which has left, and whose hardware is to follow.
-pub struct UnderReset {
+pub struct UnfinishedReset {
     function: Shared,
-    work: Arc<dyn ResetWork>,
+    hardware: Arc<dyn HardwareReset>,
 }
 
-impl UnderReset {
+impl UnfinishedReset {
     /// Has the hardware reset, for as long as that takes, and lets the function answer again unless it has left. The caller holds
     /// no lock.
-    pub fn run(self) {
-        self.work.run();
-        lock(&self.function).end_reset(&self.work);
+    pub fn finish(self) {
+        self.hardware.run();
+        lock(&self.function).end_reset(&self.hardware);
     }
 }
 
 impl Hierarchy {
     /// Resets that began since the last call. Each is to be run once the hierarchy's own lock is given back, before who asked for
     /// it goes on.
-    pub fn take_under_reset(&mut self) -> Vec<UnderReset> {
-        std::mem::take(&mut self.under_reset)
+    pub fn take_unfinished_resets(&mut self) -> Vec<UnfinishedReset> {
+        std::mem::take(&mut self.unfinished_resets)
     }
 
     pub(super) fn note_reset(&mut self, id: FunctionId) {
         let Some(function) = self.endpoint(id).map(Shared::clone) else { return };
-        let work = lock(&function).take_reset();
-        self.under_reset.extend(work.map(|work| UnderReset { function, work }));
+        let hardware = lock(&function).take_reset();
+        self.unfinished_resets.extend(hardware.map(|hardware| UnfinishedReset { function, hardware }));
     }
 
     /// Ends the life of endpoint `id` in the machine. Returns it.
@@ -64,11 +64,11 @@ mod tests {
         tree.start(&mut effects);
         let a = plan.by_name("a").unwrap();
         assert_eq!(tree.unplug(plan.by_name("rp0").unwrap().id, &mut effects).unwrap().len(), 1);
-        let under_reset = tree.take_under_reset();
-        assert_eq!((under_reset.len(), dword(&mut tree, a.at.bdf, 0)), (1, u32::MAX));
-        under_reset.into_iter().for_each(UnderReset::run);
+        let unfinished = tree.take_unfinished_resets();
+        assert_eq!((unfinished.len(), dword(&mut tree, a.at.bdf, 0)), (1, u32::MAX));
+        unfinished.into_iter().for_each(UnfinishedReset::finish);
         tree.detach();
-        assert_eq!(tree.take_under_reset().len(), 1, "`b`, with the machine");
+        assert_eq!(tree.take_unfinished_resets().len(), 1, "`b`, with the machine");
     }
 
     fn tree() -> (Hierarchy, Plan) {
@@ -92,9 +92,9 @@ mod tests {
         for control in [0x40, 0] {
             tree.write(0, port, 0x3E, &[control, 0], &mut effects);
         }
-        let under_reset = tree.take_under_reset();
+        let unfinished = tree.take_unfinished_resets();
         assert_eq!((dword(&mut tree, a, 0), dword(&mut tree, b, 0)), (u32::MAX, 0x0001_1234));
-        under_reset.into_iter().for_each(UnderReset::run);
+        unfinished.into_iter().for_each(UnfinishedReset::finish);
         assert_eq!(dword(&mut tree, a, 0), 0x0001_1234);
         // By its own register.
         let bytes = tree.config_bytes(plan.by_name("b").unwrap().id, 0x100);
@@ -102,7 +102,7 @@ mod tests {
         let express = extents.iter().find(|extent| extent.id == caps::id::EXPRESS).unwrap();
         tree.write(0, b, u16::from(express.offset) + 8, &[0, 0x80], &mut effects);
         assert_eq!(dword(&mut tree, b, 0), u32::MAX);
-        tree.take_under_reset().into_iter().for_each(UnderReset::run);
-        assert_eq!((dword(&mut tree, b, 0), tree.take_under_reset().len()), (0x0001_1234, 0));
+        tree.take_unfinished_resets().into_iter().for_each(UnfinishedReset::finish);
+        assert_eq!((dword(&mut tree, b, 0), tree.take_unfinished_resets().len()), (0x0001_1234, 0));
     }
 }
