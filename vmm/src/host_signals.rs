@@ -76,7 +76,7 @@ impl HostSignals {
     pub fn hear(&self, name: &str, at: HostBdf) -> io::Result<Arc<Signals>> {
         let signals = Arc::new(Signals::new()?);
         let mut heard = self.heard();
-        heard.functions.retain(|_, function| function.signals.strong_count() != 0);
+        heard.functions.retain(|_, function| function.is_there());
         let number = heard.next;
         for (signal, data) in Signal::ALL.into_iter().zip(2 * number..) {
             epoll::add(&self.epoll, signals.event(signal), epoll::EventData::new_u64(data), epoll::EventFlags::IN)?;
@@ -111,10 +111,17 @@ impl HostSignals {
         all
     }
 
+    /// Functions that the host wants back, of those that are there.
+    pub fn wanted(&self) -> Vec<Name> {
+        let heard = self.heard();
+        let wanted = heard.functions.values().filter(|function| function.is_there() && function.requests != 0);
+        wanted.map(|function| Name::from(function.name.as_str())).collect()
+    }
+
     /// How many errors and requests there were, by the name of the function.
     pub fn counts(&self) -> Vec<(String, Vec<(&'static str, u64)>)> {
         let heard = self.heard();
-        let there = heard.functions.values().filter(|function| function.signals.strong_count() != 0);
+        let there = heard.functions.values().filter(|function| function.is_there());
         let counts = |function: &Function| vec![("host_errors", function.errors), ("host_requests", function.requests)];
         there.map(|function| (function.name.clone(), counts(function))).collect()
     }
@@ -124,7 +131,22 @@ impl HostSignals {
     }
 }
 
+impl Said {
+    /// Logs what becomes of a function that the host wants back, the first time that the host says so. Whether this was it.
+    pub fn answer(&self, answer: &str) -> bool {
+        let first = self.what == What::Request { first: true };
+        if first {
+            log::warn!("the host wants {} ({}) back: {answer}", self.name, self.at);
+        }
+        first
+    }
+}
+
 impl Function {
+    fn is_there(&self) -> bool {
+        self.signals.strong_count() != 0
+    }
+
     fn take(&mut self) -> Vec<Said> {
         let Some(signals) = self.signals.upgrade() else { return Vec::new() };
         let said = |what| Said { name: self.name.clone(), at: self.at, what };
@@ -152,36 +174,19 @@ impl AsRawFd for HostSignals {
 }
 
 /// Hears the host for a machine without clients, whose devices do not leave while the guest runs.
-pub struct Lookout {
-    signals: Arc<HostSignals>,
-    /// Functions that the host wants back. They are not there after a reset.
-    pub wanted: Vec<Name>,
-}
-
-impl Lookout {
-    /// Nothing said yet.
-    #[must_use]
-    pub const fn new(signals: Arc<HostSignals>) -> Self {
-        Self { signals, wanted: Vec::new() }
-    }
-}
+pub struct Lookout(pub Arc<HostSignals>);
 
 impl Attendant for Lookout {
     fn descriptors(&self) -> Vec<i32> {
-        vec![self.signals.as_raw_fd()]
+        vec![self.0.as_raw_fd()]
     }
 
     fn attend(&mut self) -> Option<End> {
-        for said in self.signals.take() {
-            if said.what == (What::Request { first: true }) {
-                log::warn!(
-                    "the host wants {} ({}) back: it leaves when the guest resets or ends; it can leave a guest that runs if the \
-                     machine is started with --api-socket",
-                    said.name,
-                    said.at
-                );
-                self.wanted.push(Name::from(said.name.as_str()));
-            }
+        for said in self.0.take() {
+            said.answer(
+                "it leaves when the guest resets or ends; it can leave a guest that runs if the machine is started with \
+                 --api-socket",
+            );
         }
         None
     }
@@ -250,15 +255,26 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_clients_remembers_what_the_host_wants() {
+    fn what_the_host_wants_is_known_as_long_as_it_is_there() {
         let host = Arc::new(HostSignals::new().unwrap());
         let gpu = host.hear("gpu", at("0000:17:00.0")).unwrap();
-        let mut lookout = Lookout::new(Arc::clone(&host));
+        let nic = host.hear("nic", at("0000:18:00.0")).unwrap();
+        let mut lookout = Lookout(Arc::clone(&host));
         for _ in 0..3 {
             give(&gpu, Signal::Request);
-            give(&gpu, Signal::Error);
+            give(&nic, Signal::Error);
             assert_eq!(lookout.attend(), None);
+            assert_eq!(host.wanted(), [Name::from("gpu")]);
         }
-        assert_eq!(lookout.wanted, [Name::from("gpu")]);
+        drop(gpu);
+        assert_eq!(host.wanted(), []);
+    }
+
+    #[test]
+    fn a_request_is_answered_the_first_time() {
+        let said = |what| Said { name: "gpu".to_owned(), at: at("0000:17:00.0"), what };
+        let answered =
+            [What::Request { first: true }, What::Request { first: false }, What::Error].map(|what| said(what).answer("no"));
+        assert_eq!(answered, [true, false, false]);
     }
 }

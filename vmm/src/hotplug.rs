@@ -11,7 +11,7 @@ mod nearness;
 pub(crate) mod newcomer;
 mod refusal;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -39,6 +39,7 @@ use crate::machine::Machine;
 use crate::numa::GuestNuma;
 use crate::spec::{self, Endpoint, Host, Spec, SpecError, Virtio};
 
+pub use asked::wanted_back;
 pub use coming::{Coming, ComingDevices};
 use nearness::{HostPlace, PortPlaces};
 use newcomer::Wish;
@@ -65,8 +66,6 @@ pub struct HotPlug {
     failures: Vec<Event>,
     /// What guests said of the device in each port, as often as they like.
     complaints: BTreeMap<Name, Complaints>,
-    /// Devices that the host wants back and that cannot leave. They are not there after a reset.
-    kept: BTreeSet<Name>,
     /// While the guest is held, nothing that it has to do becomes overdue.
     paused: Option<Instant>,
 }
@@ -110,7 +109,6 @@ impl HotPlug {
             named: 0,
             failures: Vec::new(),
             complaints: BTreeMap::new(),
-            kept: BTreeSet::new(),
             paused: None,
         })
     }
@@ -120,14 +118,15 @@ impl HotPlug {
         self.leaving.iter().flat_map(|leaving| &leaving.names)
     }
 
-    /// How the devices differ from those of the specification. Devices on their way out have left,
-    /// those that were accepted have come.
+    /// How the devices of `machine` that ends differ from those of the specification. Devices on their way out have left, as have
+    /// those that the host wants back; those that were accepted have come.
     #[must_use]
-    pub fn changes(mut self) -> Changes {
+    pub fn changes(mut self, machine: &Machine) -> Changes {
         for leaving in &self.leaving {
             self.changes.remove(&leaving.names);
         }
-        self.changes.remove(&self.kept.into_iter().filter(|name| self.endpoints.contains_key(name)).collect::<Vec<_>>());
+        let wanted = wanted_back(machine).into_iter().filter(|name| self.endpoints.contains_key(name));
+        self.changes.remove(&wanted.collect::<Vec<_>>());
         self.coming.into_devices().for_each(|added| self.changes.add(added));
         self.changes
     }
@@ -369,7 +368,7 @@ impl HotPlug {
             match late.stage {
                 Stage::Asked => {
                     log::warn!("the guest did not let go of {names} in time: it leaves all the same");
-                    self.failures.extend(kept(&late.names));
+                    self.failures.extend(not_released(&late.names));
                 }
                 Stage::Gone(_) if late.slot.is_some() => {}
                 Stage::Gone(_) => log::warn!("the guest did not take note in time that {names} left"),
@@ -534,7 +533,7 @@ fn failed(complaints: &mut Complaints, port: &Name) -> Option<Event> {
 }
 
 /// What those who listen hear of a device that the guest keeps: for each of its functions, which have names of their own.
-fn kept(names: &[Name]) -> impl Iterator<Item = Event> {
+fn not_released(names: &[Name]) -> impl Iterator<Item = Event> {
     let why = "the guest did not let go of it in time: it leaves all the same";
     names.iter().map(move |name| Event::DeviceFailed { id: name.to_string(), why: why.to_owned() })
 }
@@ -549,7 +548,7 @@ mod tests {
 
     #[test]
     fn a_device_that_a_guest_keeps_is_told_of_by_the_name_of_each_function() {
-        let told = kept(&["gpu".into(), "audio".into()]).map(|event| event.json()["id"].clone()).collect::<Vec<_>>();
+        let told = not_released(&["gpu".into(), "audio".into()]).map(|event| event.json()["id"].clone()).collect::<Vec<_>>();
         assert_eq!(told, ["gpu", "audio"]);
     }
 

@@ -25,6 +25,7 @@ use crate::changes::Changes;
 use crate::cli::RunOptions;
 use crate::groundwork::Groundwork;
 use crate::host_signals::Lookout;
+use crate::hotplug;
 use crate::kvm::Vm;
 use crate::machine::{Design, Machine, Surroundings};
 use crate::main_loop::{self, End, Input, Sources};
@@ -192,9 +193,9 @@ impl Outputs {
             let mut next_changes = changes.clone();
             let end = match &mut service {
                 None => {
-                    let mut lookout = Lookout::new(Arc::clone(machine.host_signals()));
+                    let mut lookout = Lookout(Arc::clone(machine.host_signals()));
                     let end = main_loop::run(&ending, sources, Some(&mut lookout))?;
-                    next_changes.remove(&lookout.wanted);
+                    next_changes.remove(&hotplug::wanted_back(&machine));
                     end
                 }
                 Some(service) => {

@@ -154,7 +154,7 @@ impl<'a, 's> Session<'a, 's> {
         for name in self.hotplug.leaving() {
             self.machine.backends().close(name);
         }
-        let mut changes = self.hotplug.changes();
+        let mut changes = self.hotplug.changes(self.machine);
         changes.resize(self.resizer.extent().clone());
         changes
     }

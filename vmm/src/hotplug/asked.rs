@@ -9,7 +9,7 @@ use std::time::Instant;
 use api::events::Event;
 use pci::topology::Name;
 
-use super::{HotPlug, HotPlugError, list};
+use super::{HotPlug, HotPlugError};
 use crate::host_signals::{ERROR, Said, What};
 use crate::machine::Machine;
 
@@ -23,39 +23,44 @@ impl HotPlug {
                     let (id, host_bdf) = (said.name, said.at.to_string());
                     self.failures.push(Event::DeviceError { id, host_bdf, why: ERROR.to_owned() });
                 }
-                What::Request { first } => any |= self.give_back(machine, &said, first, now),
+                What::Request { .. } => any |= self.give_back(machine, &said, now),
             }
         }
         any
     }
 
-    /// The host wants a function back: it leaves as if a client had asked. Told of when it is the `first` time.
-    fn give_back(&mut self, machine: &mut Machine, said: &Said, first: bool, now: Instant) -> bool {
+    /// The host wants a function back: it leaves as if a client had asked. One that cannot does with the next reset, see
+    /// [`wanted_back`].
+    fn give_back(&mut self, machine: &mut Machine, said: &Said, now: Instant) -> bool {
         let name = Name::from(said.name.as_str());
         let (why, began) = match self.remove(machine, &said.name, now) {
             Ok(()) => ("it leaves, at the latest when the guest's time to let go is over".to_owned(), true),
             Err(HotPlugError::LeavesAlready { .. }) => ("it is leaving already".to_owned(), false),
             Err(HotPlugError::Unknown { .. }) => ("it has left".to_owned(), false),
-            Err(error) => {
-                self.kept.extend(self.together(machine, &name));
-                (format!("{error}; else it leaves when the guest resets or ends"), false)
-            }
+            Err(error) => (format!("{error}; else it leaves when the guest resets or ends"), false),
         };
         self.leaving.iter_mut().filter(|leaving| leaving.names.contains(&name)).for_each(|leaving| leaving.urgent = true);
-        if first {
-            log::warn!("the host wants {name} ({}) back: {why}", said.at);
+        if said.answer(&why) {
             let (id, host_bdf) = (said.name.clone(), said.at.to_string());
             self.failures.push(Event::DeviceRequested { id, host_bdf, why });
         }
         began
     }
+}
 
-    /// The functions of the device that `name` is a function of, as far as they share a port.
-    fn together(&self, machine: &Machine, name: &Name) -> Vec<Name> {
-        let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
-        let mut occupants = ports.into_iter().map(|port| port.occupants.into_iter().map(|(_, name)| name).collect::<Vec<_>>());
-        let names = occupants.find(|names| names.contains(name)).unwrap_or_else(|| vec![name.clone()]);
-        log::debug!("{} cannot leave while the guest runs", list(&names));
-        names
+/// Functions that are not there after a reset of `machine`, since the host wants them back or one that shares their port.
+#[must_use]
+pub fn wanted_back(machine: &Machine) -> Vec<Name> {
+    let mut wanted = machine.host_signals().wanted();
+    if wanted.is_empty() {
+        return wanted;
     }
+    let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
+    for port in ports {
+        let beside = || port.occupants.iter().map(|(_, name)| name);
+        if beside().any(|name| wanted.contains(name)) {
+            wanted.extend(beside().cloned());
+        }
+    }
+    wanted
 }
