@@ -3,13 +3,14 @@
 //! All memory slots are set before the interrupt controller and the vCPUs exist (see [`crate::kvm::Vm`]), so endpoints are
 //! made and everything that the plan makes reachable is mapped first.
 
+mod hierarchy;
 mod load;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use api::config::{Payload, VmConfig};
+use api::config::VmConfig;
 use api::error::ErrorKind;
 use arch::memory_map::Range;
 use arch::x86_64::acpi::AcpiError;
@@ -26,23 +27,20 @@ use pci::topology::Name;
 use thiserror::Error;
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
-use crate::address_space::AddressSpace;
 use crate::backends::Backends;
 use crate::boot::{BootError, FirmwareError, KernelError};
 use crate::bus_slots::{BusSlots, Slot};
 use crate::changes::Added;
-use crate::cmdline::SwitchedOff;
 use crate::counters::Report;
-use crate::effects::Mapper;
 use crate::ejected::Ejected;
 use crate::endpoints::{EndpointError, Factory};
 use crate::groundwork::{Groundwork, GroundworkError, Preparation, Work, fixed, touch_in_background};
 use crate::host_signals::HostSignals;
 use crate::hotplug::{self, HotPlugError};
-use crate::kvm::{Doorbells, EdgeLine, GsiTable, KvmError, SlotError, Slots, Vm};
+use crate::kvm::{EdgeLine, GsiTable, KvmError, SlotError, Slots, Vm};
 use crate::main_loop::{End, Ending};
 use crate::memory::{self, MemoryError};
-use crate::mirrors::{Mirrors, MirrorsError};
+use crate::mirrors::MirrorsError;
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
 use crate::ports::{self, PortsError};
@@ -51,8 +49,9 @@ use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
 use crate::vcpu::{Maker, Named, Runner, SetupError, ThreadError, Threads, Vcpu};
 
+use hierarchy::Endpoints;
 pub use load::check_payload;
-use load::{Image, load, map_firmware, shadow_firmware};
+use load::{Image, load};
 pub use state::{RestoreError, SaveError};
 
 /// What is made before a machine and outlives it.
@@ -129,69 +128,19 @@ impl Machine {
     ) -> Result<Self, MachineError> {
         let Groundwork { vm, ram, used, functions, .. } = ground;
         let vm = Arc::new(vm);
-        let (config, plan) = (design.config, design.plan);
-        let payload = config.payload.as_ref().ok_or(MachineError::NothingToRun)?;
-        // A kernel that runs is in RAM.
-        let image = match (design.state, payload) {
-            (Some(_), Payload::Kernel(_)) => None,
-            _ => Some(Image::open(payload)?),
-        };
+        let config = design.config;
+        let image = Image::to_load(design)?;
         let ending = Ending::new().map_err(MachineError::Event)?;
         let mut slots = Slots::new(vm.fd(), vm.max_slots());
         for region in memory::regions(&ram) {
             // SAFETY: `ram` is kept by the machine until its vCPUs have ended.
             unsafe { slots.add(region.at, region.len, region.host) }?;
         }
-        let firmware = match (&image, plan.map.firmware) {
-            (Some(Image::Firmware(image)), Some(range)) => {
-                if design.state.is_none() {
-                    shadow_firmware(&ram, image)?;
-                }
-                Some(map_firmware(&mut slots, image, range)?)
-            }
-            _ => None,
-        };
+        let firmware = image.as_ref().map(|image| image.map(&mut slots, &ram, design)).transpose()?.flatten();
         let memory = Memory::new(ram.clone());
-        let space = AddressSpace::new(memory.clone());
-        let routes = GsiTable::new(vm.fd());
-        let backends = Arc::clone(design.backends);
-        let room = Room::new(config, design.spec.numa.as_ref(), &plan.map.hot_plug);
-        for (control, (_, region)) in backends.memory_regions().iter().zip(&room.regions) {
-            if used { control.restart(&ram) } else { control.place(*region) }
-        }
-        let mut factory = Factory::new(Arc::clone(&vm), memory.clone(), functions, Arc::clone(&space), routes.clone(), backends);
-        let signals = Arc::new(HostSignals::new().map_err(MachineError::Event)?);
-        factory.set_signals(Arc::clone(&signals));
-        factory.set_failed(Arc::clone(&surroundings.failed));
-        factory.set_expired({
-            let ending = Arc::clone(&ending);
-            Arc::new(move || ending.say(End::Watchdog))
-        });
-        let console = surroundings.console.as_ref().map(|output| {
-            let resume = Arc::clone(&surroundings.resume);
-            let input = console::Input::new(Box::new(move || resume()));
-            factory.set_console(Arc::clone(output), Arc::clone(&input));
-            input
-        });
-        let (mut hierarchy, endpoints) = factory.build(&plan.pci, design.spec)?;
-        let doorbells = config.pcie.ioeventfd.then(|| Doorbells::new(vm.fd()));
-        let mut mapper = Mapper::new(slots, doorbells, Arc::clone(&space));
-        mapper.set_domain(factory.domain());
-        let slot_events = Arc::new(SlotEvents::new().map_err(MachineError::Event)?);
-        mapper.set_slot_events(Arc::clone(&slot_events));
-        mapper.name_ports(hierarchy.ports().map(|port| (port.id, port.name.to_string())));
-        for (id, endpoint) in endpoints {
-            mapper.add(id, endpoint);
-        }
-        if config.pcie.root_hot_plug {
-            hierarchy.open_root_bus(0);
-        }
-        if config.pcie.mirror && vm.has_read_only_memory() {
-            let mirrors = Mirrors::new(plan.ecam_addresses(), plan.functions_to_come(&config.pcie))?;
-            hierarchy.mirror(|id| mirrors.page(id));
-            mapper.set_mirrors(mirrors);
-        }
-        let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), wants_config_ports(config)));
+        place_blocks(design, &ram, used);
+        let Endpoints { space, routes, mut factory, signals, console, slot_events, pci } =
+            Endpoints::make(&vm, memory.clone(), slots, functions, design, surroundings, &ending)?;
         vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
         let bus_slots = bus_slots(&vm, design, &pci, &slot_events);
@@ -202,14 +151,7 @@ impl Machine {
             Some(image) => load(&ram, used, image, design, &extent)?,
             None => None,
         };
-        let maker = Maker {
-            vm: Arc::clone(&vm),
-            processors: design.spec.processors.clone(),
-            numa: design.spec.numa.clone(),
-            host: design.cpuid.clone(),
-            kvm_signature: config.cpus.kvm_signature,
-            address_bits: plan.map.physical_address_bits,
-        };
+        let maker = maker(&vm, design);
         let vcpus: Vec<Vcpu> = extent.cpus.iter().map(|id| maker.make(*id, entry.as_ref())).collect::<Result<_, _>>()?;
         let ejected = Arc::new(Ejected::new().map_err(MachineError::Event)?);
         let hot_plug = hot_plug_registers(&vm, &extent, &ejected);
@@ -451,14 +393,23 @@ struct Legacy {
     bus_slots: Option<Arc<BusSlots>>,
 }
 
-/// Firmware needs the ports; Linux uses ECAM for everything when they stay silent, which costs fewer exits, unless its command
-/// line takes ECAM away.
-fn wants_config_ports(config: &VmConfig) -> bool {
-    match (config.pcie.cf8, &config.payload) {
-        (api::config::Cf8::On, _) => true,
-        (api::config::Cf8::Off, _) => false,
-        (api::config::Cf8::Auto, Some(Payload::Kernel(kernel))) => SwitchedOff::by(&kernel.cmdline).needs_ports(),
-        (api::config::Cf8::Auto, _) => true,
+/// Puts the regions of virtio-mem where the plan has them. Of RAM that was `used` the blocks that came since stay.
+fn place_blocks(design: &Design<'_>, ram: &GuestMemoryMmap, used: bool) {
+    let room = Room::new(design.config, design.spec.numa.as_ref(), &design.plan.map.hot_plug);
+    for (control, (_, region)) in design.backends.memory_regions().iter().zip(&room.regions) {
+        if used { control.restart(ram) } else { control.place(*region) }
+    }
+}
+
+/// What vCPUs are made with, at the start and later.
+fn maker(vm: &Arc<Vm>, design: &Design<'_>) -> Maker {
+    Maker {
+        vm: Arc::clone(vm),
+        processors: design.spec.processors.clone(),
+        numa: design.spec.numa.clone(),
+        host: design.cpuid.clone(),
+        kvm_signature: design.config.cpus.kvm_signature,
+        address_bits: design.plan.map.physical_address_bits,
     }
 }
 

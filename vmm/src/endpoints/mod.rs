@@ -49,14 +49,7 @@ pub struct Factory {
     /// RAM as virtio devices hold it.
     memory: Memory,
     backends: Arc<Backends>,
-    /// Both ends of a virtio console.
-    console: Option<(Arc<dyn ConsoleSink>, Arc<console::Input>)>,
-    /// What a watchdog calls.
-    expired: Option<Arc<dyn Fn() + Send + Sync>>,
-    /// Who hears what devices can no longer do.
-    failed: FailureSink,
-    /// Where the host says something of its functions.
-    signals: Option<Arc<HostSignals>>,
+    listeners: Listeners,
     space: Arc<AddressSpace>,
     routes: GsiTable,
     msi: Arc<dyn MsiPort>,
@@ -64,6 +57,18 @@ pub struct Factory {
     /// Host functions that were opened before the machine was made.
     open: BTreeMap<HostBdf, HostFunction<Hardware>>,
     wires: BTreeMap<u32, Arc<SharedIntx>>,
+}
+
+/// Who hears what devices say that is not for the guest.
+pub struct Listeners {
+    /// Where a virtio console prints, and what is typed into it; `None` in a machine without one.
+    pub console: Option<(Arc<dyn ConsoleSink>, Arc<console::Input>)>,
+    /// Called when a watchdog was not served in time.
+    pub expired: Arc<dyn Fn() + Send + Sync>,
+    /// What devices can no longer do.
+    pub failed: FailureSink,
+    /// What the host says of its functions.
+    pub signals: Arc<HostSignals>,
 }
 
 /// An endpoint to make.
@@ -94,24 +99,12 @@ impl Factory {
         space: Arc<AddressSpace>,
         routes: GsiTable,
         backends: Arc<Backends>,
+        listeners: Listeners,
     ) -> Self {
         let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
         let Functions { domain, open } = functions;
-        let factory = Self {
-            vm,
-            memory,
-            backends,
-            console: None,
-            expired: None,
-            failed: Arc::new(|_, _| {}),
-            signals: None,
-            space,
-            routes,
-            msi,
-            domain,
-            open,
-            wires: BTreeMap::new(),
-        };
+        let wires = BTreeMap::new();
+        let factory = Self { vm, memory, backends, listeners, space, routes, msi, domain, open, wires };
         if let Some(domain) = &factory.domain {
             factory.pin_balloon();
             for region in factory.backends.memory_regions() {
@@ -121,30 +114,10 @@ impl Factory {
         factory
     }
 
-    /// Where a virtio console prints and what is typed into it. Set before one is made.
-    pub fn set_console(&mut self, output: Arc<dyn ConsoleSink>, input: Arc<console::Input>) {
-        self.console = Some((output, input));
-    }
-
-    /// What a watchdog calls when it was not served in time. Set before one is made.
-    pub fn set_expired(&mut self, expired: Arc<dyn Fn() + Send + Sync>) {
-        self.expired = Some(expired);
-    }
-
-    /// Who hears what devices can no longer do. Set before one is made.
-    pub fn set_failed(&mut self, failed: FailureSink) {
-        self.failed = failed;
-    }
-
-    /// Where the host says something of its functions. Set before one is made.
-    pub fn set_signals(&mut self, signals: Arc<HostSignals>) {
-        self.signals = Some(signals);
-    }
-
     /// Who hears what devices can no longer do.
     #[must_use]
     pub fn failed(&self) -> FailureSink {
-        Arc::clone(&self.failed)
+        Arc::clone(&self.listeners.failed)
     }
 
     /// Who hears what the device `name` can no longer do.
@@ -222,7 +195,7 @@ impl Factory {
             }
             spec::Endpoint::Virtio(device) => self.virtio(order, device)?,
             spec::Endpoint::Watchdog => {
-                let expired = self.expired.clone().ok_or(FunctionError::Unknown)?;
+                let expired = Arc::clone(&self.listeners.expired);
                 Arc::new(Mutex::new(WatchdogFunction::new(Arc::clone(&self.msi), Box::new(move || expired()))?))
             }
             spec::Endpoint::Vfio { at, clique, clique_any_vendor } => {
@@ -285,9 +258,7 @@ impl Factory {
         let events = self.wire(order.gsi).map(SharedIntx::events).transpose().map_err(FunctionError::Event)?;
         let mut function = VfioFunction::new(host, options, Arc::new(self.routes.clone()), events, order.id)?;
         function.report_to(self.listener(order.name));
-        if let Some(signals) = &self.signals {
-            function.hear(signals.hear(order.name, at).map_err(FunctionError::Event)?);
-        }
+        function.hear(self.listeners.signals.hear(order.name, at).map_err(FunctionError::Event)?);
         Ok(function)
     }
 

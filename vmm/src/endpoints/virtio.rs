@@ -66,7 +66,7 @@ impl Factory {
                 self.share(name, RemoteFunction::new(name, &spec, server, seat)?)
             }
             (Virtio::Console(_), _) => {
-                let (output, input) = self.console.clone().ok_or(FunctionError::Unknown)?;
+                let (output, input) = self.listeners.console.clone().ok_or(FunctionError::Unknown)?;
                 self.share(name, VirtioFunction::with_device(Console::new(name, output, input), seat)?)
             }
             (Virtio::Balloon(balloon), Backend::Balloon(control)) => {

@@ -32,16 +32,39 @@ pub(super) enum Image {
 
 impl Image {
     /// Opens the file.
-    pub(super) fn open(payload: &Payload) -> Result<Self, MachineError> {
+    fn open(payload: &Payload) -> Result<Self, MachineError> {
         Ok(match payload {
             Payload::Kernel(kernel) => Self::Kernel(Box::new(Kernel::open(&kernel.path, kernel.load_address)?)),
             Payload::Firmware(path) => Self::Firmware(Firmware::read(path)?),
         })
     }
+
+    /// Opens what a machine of this design has to load; `None` if it goes on with a kernel, which is in RAM.
+    pub(super) fn to_load(design: &Design<'_>) -> Result<Option<Self>, MachineError> {
+        match design.config.payload.as_ref().ok_or(MachineError::NothingToRun)? {
+            Payload::Kernel(_) if design.state.is_some() => Ok(None),
+            payload => Self::open(payload).map(Some),
+        }
+    }
+
+    /// Maps firmware where the plan has it, and shadows it unless firmware that runs may have put its own there. A kernel has no
+    /// memory of its own.
+    pub(super) fn map(
+        &self,
+        slots: &mut Slots,
+        ram: &GuestMemoryMmap,
+        design: &Design<'_>,
+    ) -> Result<Option<GuestMemoryMmap>, MachineError> {
+        let (Self::Firmware(image), Some(range)) = (self, design.plan.map.firmware) else { return Ok(None) };
+        if design.state.is_none() {
+            shadow_firmware(ram, image)?;
+        }
+        map_firmware(slots, image, range).map(Some)
+    }
 }
 
 /// Maps the image read-only below 4 GiB.
-pub(super) fn map_firmware(slots: &mut Slots, image: &Firmware, range: Range) -> Result<GuestMemoryMmap, MachineError> {
+fn map_firmware(slots: &mut Slots, image: &Firmware, range: Range) -> Result<GuestMemoryMmap, MachineError> {
     let rom = memory::create(&[range], Backing::default())?;
     boot::put(&rom, range.start, &image.bytes)?;
     for region in memory::regions(&rom) {
@@ -51,9 +74,8 @@ pub(super) fn map_firmware(slots: &mut Slots, image: &Firmware, range: Range) ->
     Ok(rom)
 }
 
-/// Copies the end of the image below 1 MiB, where real-mode firmware runs. It is RAM: firmware that runs may have put its own
-/// there.
-pub(super) fn shadow_firmware(ram: &GuestMemoryMmap, image: &Firmware) -> Result<(), BootError> {
+/// Copies the end of the image below 1 MiB, where real-mode firmware runs. It is RAM.
+fn shadow_firmware(ram: &GuestMemoryMmap, image: &Firmware) -> Result<(), BootError> {
     let real_mode = layout::SMBIOS.end - layout::SMBIOS.start;
     let end = image.bytes.len().saturating_sub(usize::try_from(real_mode).unwrap_or(0));
     let end = image.bytes.get(end..).unwrap_or_default();
