@@ -53,6 +53,8 @@ pub fn notes(config: &VmConfig) -> Vec<String> {
     let Some(Payload::Kernel(kernel)) = &config.payload else { return Vec::new() };
     let off = SwitchedOff::by(&kernel.cmdline);
     let ports = config.pcie.cf8 != Cf8::Off;
+    let mut roots = config.topology.iter().flat_map(|topology| &topology.root_complexes);
+    let segments = roots.any(|root| root.segment != 0);
     let note = [
         (off.pci, "has pci=off: it finds none of the machine's PCI devices, disks and network devices included"),
         (
@@ -64,6 +66,10 @@ pub fn notes(config: &VmConfig) -> Vec<String> {
             "has acpi=off: it finds one processor, 256 bytes of each function's configuration space and no interrupts by wire \
              (INTx) of PCI devices, and cannot power the machine off",
         ),
+        (
+            !off.pci && off.needs_ports() && ports && segments,
+            "takes ECAM away: it finds no PCI devices in segments beside the first, which the ports do not reach",
+        ),
         (off.io_apic && !off.acpi, "has noapic: interrupts by wire (INTx) of PCI devices do not arrive"),
     ];
     note.into_iter().filter(|(applies, _)| *applies).map(|(_, text)| format!("the kernel's command line {text}")).collect()
@@ -71,7 +77,7 @@ pub fn notes(config: &VmConfig) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use api::config::KernelConfig;
+    use api::config::{KernelConfig, TopologyConfig};
 
     use super::*;
 
@@ -97,6 +103,20 @@ mod tests {
         }
         for cmdline in ["", "console=ttyS0", "pci=noaer", "pci=nommconf", "acpi=force", "xacpi=off", "pci=offline"] {
             assert_eq!(said(cmdline, Cf8::Auto), "", "{cmdline}");
+        }
+    }
+
+    #[test]
+    fn case_f6_segments_that_the_ports_do_not_reach_are_said_to_be_missed() {
+        let kernel =
+            |cmdline: &str| KernelConfig { path: "k".into(), initramfs: None, cmdline: cmdline.to_owned(), load_address: None };
+        for (segment, cmdline, expected) in [(1, "pci=nommconf", 1), (0, "pci=nommconf", 0), (1, "quiet", 0), (1, "pci=off", 1)] {
+            let text = format!("[[root-complex]]\nname = 'rc0'\n[[root-complex]]\nname = 'rc1'\nsegment = {segment}\n");
+            let topology = Some(TopologyConfig::parse("f", &text).unwrap());
+            let config = VmConfig { payload: Some(Payload::Kernel(kernel(cmdline))), topology, ..VmConfig::default() };
+            let said = notes(&config);
+            assert_eq!(said.len(), expected, "{segment} {cmdline}: {said:?}");
+            assert_eq!(said.iter().any(|note| note.contains("segments beside the first")), expected == 1 && cmdline != "pci=off");
         }
     }
 
