@@ -33,6 +33,11 @@ fn what_documents_show_is_what_the_program_prints() {
     for entry in fs::read_dir(root.join("docs")).unwrap() {
         let path = entry.unwrap().path();
         for (command, output) in examples(&fs::read_to_string(&path).unwrap()) {
+            // What goes to a file is in the file.
+            let (command, output) = match command.split_once(" > ") {
+                Some((command, file)) => (command.to_owned(), fs::read_to_string(root.join(file)).unwrap()),
+                None => (command, output),
+            };
             let script = format!("cd '{}' && exec \"$0\" {command}", root.display());
             let outcome = Session::spawn(in_shell::<&str>(&script, &[]), LIMIT).finish();
             assert_eq!(outcome.stdout, output, "{}: banyan {command}\n{outcome}", path.display());
