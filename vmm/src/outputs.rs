@@ -39,6 +39,9 @@ use crate::vcpu::Named;
 /// How long a host that reads slowly may hold up the end of the process while output waits for it.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// Tells those who listen what happens.
+type Tell = Arc<dyn Fn(Event) + Send + Sync>;
+
 /// The consoles of a machine, which outlive its resets.
 pub struct Outputs {
     consoles: Vec<Arc<Console>>,
@@ -134,31 +137,12 @@ impl Outputs {
     ) -> Result<End, RunError> {
         let resume = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RunError::Event)?);
         let events = service.as_ref().map(|service| service.published.events().clone());
-        let tell: Arc<dyn Fn(Event) + Send + Sync> = Arc::new(move |event| {
+        let tell: Tell = Arc::new(move |event| {
             if let Some(events) = &events {
                 events.tell(event);
             }
         });
-        let (tells_panic, tells_failure) = (Arc::clone(&tell), Arc::clone(&tell));
-        let panicked: PanicSink = Arc::new(move |panic| {
-            let why = match panic {
-                Panic::Panicked => "the guest's kernel panicked",
-                Panic::CrashKernel => "the guest's kernel panicked, and another one saves what is left",
-            };
-            log::error!("{why}");
-            tells_panic(Event::GuestPanic(why.to_owned()));
-        });
-        let failed: FailureSink =
-            Arc::new(move |id, why| tells_failure(Event::DeviceFailed { id: id.to_owned(), why: why.to_owned() }));
-        let surroundings = Surroundings {
-            serial: self.serial.clone(),
-            console: self.console.clone(),
-            debug_console: self.debug.clone(),
-            resume: self.resume(&resume),
-            panicked,
-            ends_at_panic: options.no_reboot,
-            failed,
-        };
+        let surroundings = self.surroundings(&resume, options, &tell);
         let mut ground = Some(ground);
         let mut ram: Option<GuestMemoryMmap> = None;
         let mut terminal = None;
@@ -223,6 +207,30 @@ impl Outputs {
                 continue;
             }
             return Ok(end);
+        }
+    }
+
+    /// What every machine of this run has, the one after a reset as well.
+    fn surroundings(&self, resume: &Arc<EventFd>, options: &RunOptions, tell: &Tell) -> Surroundings {
+        let (tells_panic, tells_failure) = (Arc::clone(tell), Arc::clone(tell));
+        let panicked: PanicSink = Arc::new(move |panic| {
+            let why = match panic {
+                Panic::Panicked => "the guest's kernel panicked",
+                Panic::CrashKernel => "the guest's kernel panicked, and another one saves what is left",
+            };
+            log::error!("{why}");
+            tells_panic(Event::GuestPanic(why.to_owned()));
+        });
+        let failed: FailureSink =
+            Arc::new(move |id, why| tells_failure(Event::DeviceFailed { id: id.to_owned(), why: why.to_owned() }));
+        Surroundings {
+            serial: self.serial.clone(),
+            console: self.console.clone(),
+            debug_console: self.debug.clone(),
+            resume: self.resume(resume),
+            panicked,
+            ends_at_panic: options.no_reboot,
+            failed,
         }
     }
 

@@ -214,34 +214,45 @@ impl State<'_> {
                 }
             }
             Err(error) => {
-                let signal = self.signals.take();
-                // A machine that could not be started is still there to be started again.
-                let told = by_command && starter.is_some();
-                if told && !restored {
-                    self.vm = Some(again);
-                    self.publish(Phase::Created);
-                } else if told {
-                    self.published.set(None);
-                }
-                let why = match signal {
-                    Some(signal) => ApiError::new(ErrorKind::Internal, format!("signal {signal} ended the process")),
-                    None => ApiError::from_error(kind(&error), &error),
-                };
-                match signal {
-                    None if !told => {
-                        log::error!("the guest cannot start: {why}");
-                        answer(starter, Err(why));
-                        return Err(error.into());
-                    }
-                    signal => {
-                        answer(starter, Err(why));
-                        signal.map(|signal| exit_code(End::Signal(signal)))
-                    }
-                }
+                let asked = by_command && starter.is_some();
+                self.not_started(error, starter, asked, (!restored).then_some(again))?
             }
         };
         enders.into_iter().for_each(|reply| reply.send(Ok(())));
         Ok(code)
+    }
+
+    /// A machine cannot be started. If a client `asked` for the start it hears why, and what can be started `again` is there still.
+    /// Returns the exit code when the process is to end.
+    fn not_started(
+        &mut self,
+        error: RunError,
+        starter: Option<Reply<()>>,
+        asked: bool,
+        again: Option<Waiting>,
+    ) -> Result<Option<u8>, ServeError> {
+        let signal = self.signals.take();
+        match again {
+            Some(again) if asked => {
+                self.vm = Some(again);
+                self.publish(Phase::Created);
+            }
+            None if asked => self.published.set(None),
+            _ => {}
+        }
+        if let Some(signal) = signal {
+            let why = format!("signal {signal} ended the process");
+            answer(starter, Err(ApiError::new(ErrorKind::Internal, why)));
+            return Ok(Some(exit_code(End::Signal(signal))));
+        }
+        let why = ApiError::from_error(kind(&error), &error);
+        if asked {
+            answer(starter, Err(why));
+            return Ok(None);
+        }
+        log::error!("the guest cannot start: {why}");
+        answer(starter, Err(why));
+        Err(error.into())
     }
 
     /// Tells those who listen why the guest ended.
