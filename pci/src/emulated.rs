@@ -193,27 +193,7 @@ impl Emulated {
         };
         let express = Express { kind, link, link_up: true, slot: None, port_number: 0, flr: spec.flr, atomic_completers: 0 };
         let express = if spec.on == Attachment::Conventional { None } else { Some(builder.capability(&express)?) };
-        let mut messages = Messages::default();
-        let mut msix = None;
-        match spec.interrupt {
-            InterruptSpec::None | InterruptSpec::Intx(_) => {}
-            InterruptSpec::Msi { vectors, maskable } => {
-                let state = Msi::new(vectors, maskable)?;
-                let at = builder.capability(&MsiLayout::from(&state))?;
-                messages.msi = Some((state, at));
-            }
-            InterruptSpec::MsiX { vectors, table_bar, table_offset, pba_bar, pba_offset } => {
-                let state = MsixTable::new(vectors)?;
-                let regions = MsixRegions {
-                    table: Region { place: MsixPlace { bar: table_bar, offset: table_offset }, len: state.table_len() },
-                    pending: Region { place: MsixPlace { bar: pba_bar, offset: pba_offset }, len: state.pending_len() },
-                };
-                check_regions(&regions, &bars)?;
-                let layout = MsixLayout { table: regions.table.place, pending: regions.pending.place };
-                messages.msix = Some((state, builder.capability(&layout)?));
-                msix = Some(regions);
-            }
-        }
+        let (messages, msix) = message_interrupts(spec.interrupt, &bars, &mut builder)?;
         if let Some(clique) = &spec.clique {
             let at = place_clique(builder.extents()).ok_or(EmulatedError::CliqueRoom)?;
             builder.capability_at(at, clique)?;
@@ -499,6 +479,36 @@ impl Emulated {
 /// Whether a dword is a BAR or the ROM's address.
 fn is_address_register(offset: u16) -> bool {
     offset == type0::ROM || Bars::register_at(offset).is_some()
+}
+
+/// Adds the capabilities of message interrupts. Returns their state, and where a table of vectors is in `bars`.
+fn message_interrupts(
+    interrupt: InterruptSpec,
+    bars: &Bars,
+    builder: &mut ConfigBuilder,
+) -> Result<(Messages, Option<MsixRegions>), EmulatedError> {
+    let mut messages = Messages::default();
+    let mut msix = None;
+    match interrupt {
+        InterruptSpec::None | InterruptSpec::Intx(_) => {}
+        InterruptSpec::Msi { vectors, maskable } => {
+            let state = Msi::new(vectors, maskable)?;
+            let at = builder.capability(&MsiLayout::from(&state))?;
+            messages.msi = Some((state, at));
+        }
+        InterruptSpec::MsiX { vectors, table_bar, table_offset, pba_bar, pba_offset } => {
+            let state = MsixTable::new(vectors)?;
+            let regions = MsixRegions {
+                table: Region { place: MsixPlace { bar: table_bar, offset: table_offset }, len: state.table_len() },
+                pending: Region { place: MsixPlace { bar: pba_bar, offset: pba_offset }, len: state.pending_len() },
+            };
+            check_regions(&regions, bars)?;
+            let layout = MsixLayout { table: regions.table.place, pending: regions.pending.place };
+            messages.msix = Some((state, builder.capability(&layout)?));
+            msix = Some(regions);
+        }
+    }
+    Ok((messages, msix))
 }
 
 fn check_regions(msix: &MsixRegions, bars: &Bars) -> Result<(), EmulatedError> {
