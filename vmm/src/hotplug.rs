@@ -7,6 +7,7 @@
 mod asked;
 mod choice;
 mod coming;
+mod leaving;
 mod nearness;
 pub(crate) mod newcomer;
 mod refusal;
@@ -14,7 +15,7 @@ mod refusal;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::config::{Attach, DeviceConfig, DeviceKind, HostPorts, PcieConfig, VmConfig};
 use api::events::Event;
@@ -23,12 +24,9 @@ use devices::complaints::Complaints;
 use log::Level;
 use pci::address::HostBdf;
 use pci::caps::clique::Clique;
-use pci::function::{FunctionId, Shared};
-use pci::slot::SlotEvent;
-use pci::topology::{EndpointSpec, Name, Removal};
+use pci::topology::{EndpointSpec, Name};
 
 use crate::backends::Backend;
-use crate::bus_slots::Slot;
 use crate::changes::{Added, AddedFunction, Changes};
 use crate::cliques::{self, Member};
 use crate::effects::BarAccess;
@@ -41,14 +39,10 @@ use crate::spec::{self, Endpoint, Host, Spec, SpecError, Virtio};
 
 pub use asked::wanted_back;
 pub use coming::{Coming, ComingDevices};
+use leaving::Leaving;
 use nearness::{HostPlace, PortPlaces};
 use newcomer::Wish;
 pub use refusal::HotPlugError;
-
-/// How long a guest may take to let go of a device that it was asked for.
-const RELEASE: Duration = Duration::from_secs(30);
-/// How long a guest may take to note that a device has left.
-const NOTE: Duration = Duration::from_secs(10);
 
 /// The devices of a running machine.
 pub struct HotPlug {
@@ -68,26 +62,6 @@ pub struct HotPlug {
     complaints: BTreeMap<Name, Complaints>,
     /// While the guest is held, nothing that it has to do becomes overdue.
     paused: Option<Instant>,
-}
-
-/// A device on its way out.
-struct Leaving {
-    /// Its functions.
-    names: Vec<Name>,
-    port: FunctionId,
-    stage: Stage,
-    deadline: Instant,
-    /// Where it is on a bus with several device numbers; `None` for one in the slot of a port.
-    slot: Option<Slot>,
-    /// The host waits for it, and goes on waiting while the guest is held.
-    urgent: bool,
-}
-
-enum Stage {
-    /// The guest was asked to let go of it.
-    Asked,
-    /// The guest was told that it is gone. What these functions hold goes when the guest has taken note.
-    Gone(Vec<(FunctionId, Shared)>),
 }
 
 impl HotPlug {
@@ -113,11 +87,6 @@ impl HotPlug {
         })
     }
 
-    /// Devices on their way out.
-    pub fn leaving(&self) -> impl Iterator<Item = &Name> {
-        self.leaving.iter().flat_map(|leaving| &leaving.names)
-    }
-
     /// How the devices of `machine` that ends differ from those of the specification. Devices on their way out have left, as have
     /// those that the host wants back; those that were accepted have come.
     #[must_use]
@@ -135,19 +104,6 @@ impl HotPlug {
     #[must_use]
     pub const fn changes_so_far(&self) -> &Changes {
         &self.changes
-    }
-
-    /// The guest is held.
-    pub fn pause(&mut self, now: Instant) {
-        self.paused.get_or_insert(now);
-    }
-
-    /// The guest goes on, and has for all that it was told the time that it had left.
-    pub fn resume(&mut self, now: Instant) {
-        if let Some(since) = self.paused.take() {
-            let held = now.saturating_duration_since(since);
-            self.leaving.iter_mut().filter(|leaving| !leaving.urgent).for_each(|leaving| leaving.deadline += held);
-        }
     }
 
     /// What the device `name` is.
@@ -272,135 +228,6 @@ impl HotPlug {
         &self.coming
     }
 
-    /// Begins to remove the device `name`. It is gone when the guest has let go of it, at the latest after a deadline.
-    pub fn remove(&mut self, machine: &mut Machine, name: &str, now: Instant) -> Result<(), HotPlugError> {
-        let name = Name::from(name);
-        if self.leaves(&name) {
-            return Err(HotPlugError::LeavesAlready { name });
-        }
-        match self.endpoints.get(&name) {
-            None => return Err(HotPlugError::Unknown { name }),
-            Some(endpoint) if !endpoint.can_leave() => return Err(HotPlugError::Kept { name }),
-            Some(_) => {}
-        }
-        if let Some(added) = self.coming.cancel(&name) {
-            self.forget(machine, &added);
-            return Ok(());
-        }
-        if let Some((slots, (slot, functions))) = machine.bus_slots().and_then(|slots| Some((slots, slots.find(&name)?))) {
-            let port = functions.first().map(|(id, _)| *id).ok_or(HotPlugError::Nothing)?;
-            slots.ask(slot);
-            let names = functions.into_iter().map(|(_, name)| name).collect();
-            self.leaving.push(Leaving {
-                names,
-                port,
-                stage: Stage::Asked,
-                deadline: now + RELEASE,
-                slot: Some(slot),
-                urgent: false,
-            });
-            return Ok(());
-        }
-        let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
-        let port = ports.into_iter().find(|port| port.occupants.iter().any(|(_, occupant)| *occupant == name));
-        let port = port
-            .filter(|port| port.removal.is_some())
-            .ok_or_else(|| HotPlugError::Fixed { name: name.clone(), cold_removal: self.cold_removal })?;
-        let names: Vec<Name> = port.occupants.into_iter().map(|(_, name)| name).collect();
-        if port.removal == Some(Removal::Surprise) {
-            return self.take_out(machine, names, port.id, None, false, now);
-        }
-        machine.pci().change(|tree| tree.hierarchy.request_removal(port.id))?;
-        self.leaving.push(Leaving {
-            names,
-            port: port.id,
-            stage: Stage::Asked,
-            deadline: now + RELEASE,
-            slot: None,
-            urgent: false,
-        });
-        Ok(())
-    }
-
-    fn leaves(&self, name: &Name) -> bool {
-        self.leaving.iter().any(|leaving| leaving.names.contains(name))
-    }
-
-    /// Takes the device out, whether or not the guest has let go of it.
-    fn take_out(
-        &mut self,
-        machine: &Machine,
-        names: Vec<Name>,
-        port: FunctionId,
-        slot: Option<Slot>,
-        urgent: bool,
-        now: Instant,
-    ) -> Result<(), HotPlugError> {
-        if let (Some(slot), Some(slots)) = (slot, machine.bus_slots()) {
-            // Nobody else hears of it: what it held goes in the next round.
-            let gone = machine.pci().change(|tree| tree.hierarchy.unplug_from_bus(slot.on, slot.number, &mut tree.effects));
-            slots.clear(slot);
-            log::info!("{} left its bus", list(&names));
-            self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now, slot: Some(slot), urgent });
-            return Ok(());
-        }
-        let gone = machine.pci().change(|tree| tree.hierarchy.unplug(port, &mut tree.effects))?;
-        log::info!("{} left its port", list(&names));
-        self.leaving.push(Leaving { names, port, stage: Stage::Gone(gone), deadline: now + NOTE, slot: None, urgent });
-        Ok(())
-    }
-
-    /// Follows what the guest has told and what is overdue. Returns whether a device has left.
-    pub fn follow(&mut self, machine: &mut Machine, now: Instant) -> bool {
-        let mut ready = Vec::new();
-        for (port, event) in machine.slot_events().take() {
-            if event == SlotEvent::AddFailed {
-                let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
-                if let Some(port) = ports.iter().find(|info| info.id == port) {
-                    self.failures.extend(failed(self.complaints.entry(port.name.clone()).or_default(), &port.name));
-                }
-            }
-            ready.extend(self.leaving.extract_if(.., |leaving| leaving.port == port && leaving.stage.ends_with(event)));
-        }
-        let held = self.paused.is_some();
-        for late in self.leaving.extract_if(.., |leaving| leaving.deadline <= now && (leaving.urgent || !held)) {
-            let names = list(&late.names);
-            match late.stage {
-                Stage::Asked => {
-                    log::warn!("the guest did not let go of {names} in time: it leaves all the same");
-                    self.failures.extend(not_released(&late.names));
-                }
-                Stage::Gone(_) if late.slot.is_some() => {}
-                Stage::Gone(_) => log::warn!("the guest did not take note in time that {names} left"),
-            }
-            if late.slot.is_none() {
-                machine.pci().change(|tree| tree.hierarchy.expire(late.port));
-            }
-            ready.push(late);
-        }
-        let mut left = false;
-        for leaving in ready {
-            match leaving.stage {
-                Stage::Asked => {
-                    let (names, port, slot) = (leaving.names.clone(), leaving.port, leaving.slot);
-                    if let Err(error) = self.take_out(machine, names, port, slot, leaving.urgent, now) {
-                        log::error!("{} stays in its port: {error}", list(&leaving.names));
-                    }
-                }
-                Stage::Gone(functions) => {
-                    machine.pci().change(|tree| functions.iter().for_each(|(id, _)| tree.mapper.remove(*id)));
-                    for name in &leaving.names {
-                        self.endpoints.remove(name);
-                        machine.parts().1.backends().close(name);
-                    }
-                    self.changes.remove(&leaving.names);
-                    left = true;
-                }
-            }
-        }
-        left
-    }
-
     /// How far memory was whose preparation ended since the last call.
     pub fn take_last(&mut self) -> Option<Progress> {
         self.coming.last.take()
@@ -409,13 +236,6 @@ impl HotPlug {
     /// What went wrong since the last call.
     pub fn take_failures(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.failures)
-    }
-
-    /// When something is overdue.
-    #[must_use]
-    pub fn deadline(&self) -> Option<Instant> {
-        let counts = |leaving: &&Leaving| leaving.urgent || self.paused.is_none();
-        self.leaving.iter().filter(counts).map(|leaving| leaving.deadline).min()
     }
 
     /// The name that `device` has or gets. Devices and ports share their names.
@@ -519,23 +339,11 @@ impl HotPlug {
     }
 }
 
-impl Stage {
-    const fn ends_with(&self, event: SlotEvent) -> bool {
-        matches!((self, event), (Self::Asked, SlotEvent::Released) | (Self::Gone(_), SlotEvent::EventsCleared))
-    }
-}
-
 /// What is said when a guest says that it could not bring up the device in `port`: in the log, and to those who listen.
 fn failed(complaints: &mut Complaints, port: &Name) -> Option<Event> {
     let told = complaints.add(Level::Warn, format_args!("the guest could not bring up the device that was added to port {port}"));
     let why = "the guest could not bring up the device that was added to this port".to_owned();
     told.then(|| Event::DeviceFailed { id: port.to_string(), why })
-}
-
-/// What those who listen hear of a device that the guest keeps: for each of its functions, which have names of their own.
-fn not_released(names: &[Name]) -> impl Iterator<Item = Event> {
-    let why = "the guest did not let go of it in time: it leaves all the same";
-    names.iter().map(move |name| Event::DeviceFailed { id: name.to_string(), why: why.to_owned() })
 }
 
 fn list(names: &[Name]) -> String {
@@ -545,12 +353,6 @@ fn list(names: &[Name]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_device_that_a_guest_keeps_is_told_of_by_the_name_of_each_function() {
-        let told = not_released(&["gpu".into(), "audio".into()]).map(|event| event.json()["id"].clone()).collect::<Vec<_>>();
-        assert_eq!(told, ["gpu", "audio"]);
-    }
 
     #[test]
     fn what_a_guest_says_of_a_port_in_a_loop_is_told_a_few_times() {
