@@ -249,7 +249,7 @@ impl Backends {
 impl Backend {
     /// The side of an interface of which another process opened the tap's queues, `taps`.
     pub fn of_taps(net: &NetConfig, taps: Vec<OwnedFd>) -> Result<Self, BackendError> {
-        let taps = taps.into_iter().map(|fd| Tap::from_descriptor(fd).map(Arc::new)).collect::<Result<_, _>>()?;
+        let taps = Tap::from_descriptors(taps)?.into_iter().map(Arc::new).collect();
         Ok(Self::Taps(taps, address(net)?))
     }
 
@@ -538,10 +538,11 @@ mod tests {
     #[cfg_attr(without_taps, ignore = "needs /dev/net/tun and the right to make interfaces")]
     fn a_tap_is_for_one_interface_whether_it_comes_by_name_or_as_descriptors() {
         let queues = |name: &str, count| Tap::open(name, count).unwrap();
-        let passed = |taps: &[&Tap]| {
+        let pass = |taps: &[&Tap]| {
             let taps = taps.iter().map(|tap| tap.as_fd().try_clone_to_owned().unwrap()).collect();
-            Backend::of_taps(&"t0".parse().unwrap(), taps).unwrap()
+            Backend::of_taps(&"t0".parse().unwrap(), taps)
         };
+        let passed = |taps: &[&Tap]| pass(taps).unwrap();
         let tap = |letter: char| format!("bt{letter}{}", std::process::id());
         let (single, several, other) = (queues(&tap('a'), 1), queues(&tap('b'), 3), queues(&tap('c'), 1));
         let (eth, net1) = (Name::from("eth"), Name::from("net1"));
@@ -554,6 +555,11 @@ mod tests {
         assert!(second(&[&single[0]], &[&single[0]]).unwrap_err().contains(&text('a')));
         assert!(second(&[&several[0], &several[1]], &[&several[2]]).unwrap_err().contains(&text('b')));
         assert_eq!(second(&[&several[0], &several[1]], &[&other[0]]), Ok(()), "two queues of one interface share its tap");
+        let refused = |taps: &[&Tap]| pass(taps).err().unwrap().to_string();
+        let twice = refused(&[&several[0], &several[1], &several[0]]);
+        assert!(twice.contains(&format!("one queue of the tap {}", tap('b'))), "{twice}");
+        let mixed = refused(&[&several[0], &other[0]]);
+        assert!(mixed.contains(&format!("of the taps {} and {}", tap('b'), tap('c'))), "{mixed}");
         let backends = Backends::default();
         backends.put(&eth, passed(&[&single[0]])).unwrap();
         let named = Virtio::Net(tap('a').parse().unwrap());

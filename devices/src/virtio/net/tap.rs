@@ -84,8 +84,23 @@ impl Tap {
         Ok(())
     }
 
-    /// Takes over a queue of a tap that another process opened.
-    pub fn from_descriptor(fd: OwnedFd) -> Result<Self, TapError> {
+    /// Takes over the queues of a tap that another process opened. Each has to be one of its own: packets for one that is there twice
+    /// would go to either, and none would come once the guest leaves one of them unused, since that detaches both.
+    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Result<Vec<Self>, TapError> {
+        let taps = descriptors.into_iter().map(Self::from_descriptor).collect::<Result<Vec<_>, _>>()?;
+        let Some(interface) = taps.first().and_then(Self::interface) else { return Ok(taps) };
+        for (index, tap) in taps.iter().enumerate() {
+            if let Some(other) = tap.interface().filter(|other| *other != interface) {
+                return Err(TapError::Interfaces { first: interface.name, second: other.name });
+            }
+            if taps.iter().take(index).any(|before| is_same_file(before.as_fd(), tap.as_fd())) {
+                return Err(TapError::SameQueue { name: interface.name });
+            }
+        }
+        Ok(taps)
+    }
+
+    fn from_descriptor(fd: OwnedFd) -> Result<Self, TapError> {
         let mut request = Request::new();
         request.call(fd.as_fd(), libc::TUNGETIFF).map_err(|source| TapError::NoTap { source })?;
         if request.flags & libc::IFF_TAP == 0 || request.flags & libc::IFF_VNET_HDR == 0 {
@@ -210,6 +225,17 @@ impl Request {
     }
 }
 
+/// Whether both are of one open file. `false` where the kernel does not say (built without `CONFIG_KCMP`, or a filter refuses the call).
+fn is_same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
+    // linux: include/uapi/linux/kcmp.h
+    const KCMP_FILE: libc::c_long = 0;
+    let own = libc::c_long::from(rustix::process::getpid().as_raw_nonzero().get());
+    let [a, b] = [a, b].map(|file| libc::c_long::from(file.as_raw_fd()));
+    // SAFETY: the call takes numbers alone, and changes nothing.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, own, own, KCMP_FILE, a, b) };
+    order == 0
+}
+
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -254,6 +280,24 @@ pub enum TapError {
         #[source]
         source: io::Error,
     },
+    /// One queue, twice.
+    #[error(
+        "two descriptors that were passed are one queue of the tap {name}: open one for each pair of queues (IFF_MULTI_QUEUE)"
+    )]
+    SameQueue {
+        /// The tap's interface.
+        name: String,
+    },
+    /// Queues of two taps.
+    #[error(
+        "descriptors of the taps {first} and {second} were passed for one network interface: its queues are those of one tap"
+    )]
+    Interfaces {
+        /// One interface.
+        first: String,
+        /// Another one.
+        second: String,
+    },
     /// A tap that speaks another format.
     #[error("the interface {name} that was passed is no tap with virtio headers; open it with IFF_TAP and IFF_VNET_HDR")]
     Kind {
@@ -290,7 +334,16 @@ mod tests {
     #[test]
     fn a_descriptor_that_is_no_tap_s_is_refused() {
         let file = tempfile::tempfile().unwrap();
-        assert!(matches!(Tap::from_descriptor(file.into()), Err(TapError::NoTap { .. })));
+        assert!(matches!(Tap::from_descriptors(vec![file.into()]), Err(TapError::NoTap { .. })));
+    }
+
+    #[test]
+    fn a_descriptor_and_its_copy_are_one_open_file_and_two_of_one_path_are_not() {
+        let open = || OpenOptions::new().read(true).open("/dev/null").unwrap();
+        let (first, second) = (open(), open());
+        let copy = first.try_clone().unwrap();
+        assert!(is_same_file(first.as_fd(), copy.as_fd()));
+        assert!(!is_same_file(first.as_fd(), second.as_fd()));
     }
 
     #[test]
