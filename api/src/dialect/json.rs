@@ -13,6 +13,10 @@ use crate::error::{ApiError, ErrorKind};
 use crate::json;
 use crate::sync::lock;
 
+/// Commas and colons in a body, which are about as many as it has keys and values. Reading these takes the thread that answers all
+/// clients, some tens of milliseconds for so many.
+const MOST: usize = 1 << 16;
+
 /// Keys that are remembered so that each is logged once.
 const REMEMBERED: usize = 256;
 
@@ -45,6 +49,10 @@ impl Notes {
 
 /// Reads the body of `what`.
 pub(super) fn read<T: DeserializeOwned>(what: &str, body: &[u8], notes: &Notes) -> Result<T, ApiError> {
+    let count = body.iter().filter(|byte| matches!(byte, b',' | b':')).count();
+    if count > MOST {
+        return Err(bad(what, &format!("{count} keys and values are more than a machine can have; give at most {MOST}")));
+    }
     json::read(body, &mut |key| notes.ignored(what, key)).map_err(|error| bad(what, &error.to_string()))
 }
 

@@ -122,6 +122,23 @@ fn a_body_that_is_too_long_may_be_sent_to_its_end_by_a_client_that_reads_the_rep
 }
 
 #[test]
+fn a_body_of_more_keys_and_values_than_a_machine_can_have_is_refused_by_every_call_before_it_is_read() {
+    let vmm = Vmm::start();
+    let mut client = vmm.connect();
+    let machine = |values: usize| {
+        let known = MACHINE.bytes().filter(|byte| b",:".contains(byte)).count() + 2;
+        MACHINE.replacen('{', &format!("{{\"unknown\":[0{}],", ",0".repeat(values - known)), 1)
+    };
+    assert_eq!(client.status("PUT", "vm.create", &machine(1 << 16)), 204);
+    assert_eq!(client.status("PUT", "vm.boot", ""), 204);
+    for name in ["create", "resize", "add-device", "add-disk", "add-net", "add-fs", "add-vsock", "remove-device"] {
+        let got = client.call("PUT", &format!("vm.{name}"), &machine((1 << 16) + 1));
+        assert_eq!(got.status(), 400, "{name}");
+        assert!(got.json()[1].as_str().unwrap().contains("65537 keys and values"), "{name}: {}", got.json());
+    }
+}
+
+#[test]
 fn case_e6_bad_json_is_answered_with_its_position_and_the_connection_goes_on() {
     let vmm = Vmm::start();
     let mut client = vmm.connect();
