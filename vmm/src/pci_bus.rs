@@ -10,7 +10,7 @@ use pci::address::Sbdf;
 use pci::cf8::AddressLatch;
 use pci::ecam;
 use pci::effect::Effect;
-use pci::hierarchy::{Appeared, Hierarchy, UnfinishedReset};
+use pci::hierarchy::{Appeared, Hierarchy, finish_resets};
 use pci::sync::lock;
 use vm_device::DevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
@@ -114,7 +114,7 @@ impl PciBus {
         tree.hierarchy.detach();
         let unfinished = tree.hierarchy.take_unfinished_resets();
         drop(tree);
-        unfinished.into_iter().for_each(UnfinishedReset::finish);
+        finish_resets(&unfinished);
         self.lock().mapper.release_dma();
     }
 
@@ -174,7 +174,7 @@ fn finish(mut tree: MutexGuard<'_, Tree>) {
     tree.apply();
     let unfinished = tree.hierarchy.take_unfinished_resets();
     drop(tree);
-    unfinished.into_iter().for_each(UnfinishedReset::finish);
+    finish_resets(&unfinished);
 }
 
 impl Tree {

@@ -15,6 +15,7 @@ use super::host::{CONFIG, HostDevice, IrqKind};
 use super::intx::Intx;
 use super::msi::Msi;
 use super::msix::{Claim, Msix};
+use super::neighbours::NotReset;
 use super::opened::{HostFunction, VfioError};
 use super::overlay::{Overlay, byte_runs, is_partial};
 use super::patch::{self, Placement, VfioOptions};
@@ -47,7 +48,8 @@ pub struct VfioFunction<D: HostDevice> {
 
 impl<D: HostDevice> VfioFunction<D> {
     /// Takes an open function into the machine as function `id`: maps its BARs and switches its decoding on, so that the
-    /// mappings work. `intx` is the wire of its interrupt pin, if it has one.
+    /// mappings work. `intx` is the wire of its interrupt pin, if it has one. One that the kernel did not reset when it was opened,
+    /// as it cannot do so without its bus, is under reset: see [`PciFunction::take_reset`].
     pub fn new(
         mut host: HostFunction<D>,
         options: &VfioOptions,
@@ -86,15 +88,13 @@ impl<D: HostDevice> VfioFunction<D> {
             resetting: None,
             detached: false,
         };
-        if !function.host.device.can_reset() {
-            log::warn!(
-                "device {}: the host cannot reset it alone; the guest finds it in the state that it is in",
-                function.host.name
-            );
-        }
         function.quiet();
         function.map_bars();
-        function.follow_interrupts();
+        if function.host.device.can_reset() {
+            function.follow_interrupts();
+        } else {
+            function.begin_hardware_reset();
+        }
         Ok(function)
     }
 
@@ -193,11 +193,9 @@ impl<D: HostDevice> VfioFunction<D> {
             return;
         }
         self.quiet();
-        let reset = self.host.device.can_reset().then(|| self.host.device.reset_call());
-        match reset {
-            Some(Ok(call)) => self.resetting = Some(Arc::new(ResetOnce::new(call))),
-            Some(Err(error)) => self.after_reset(Outcome::Failed(error)),
-            None => self.after_reset(Outcome::Impossible),
+        match self.host.device.begin_reset() {
+            Ok(reset) => self.resetting = Some(Arc::new(ResetOnce::new(reset))),
+            Err(source) => self.after_reset(Outcome::Not(NotReset::Failed { source })),
         }
     }
 
@@ -249,16 +247,12 @@ impl<D: HostDevice> VfioFunction<D> {
         let name = &self.host.name;
         match outcome {
             Outcome::Done => {}
-            Outcome::Impossible => {
-                self.complaints.add(Level::Warn, format_args!("device {name}: not reset, the host cannot reset it alone"));
-            }
-            Outcome::Held => {
-                let text = format_args!("device {name}: not reset, the host has hold of it, as while it takes it back");
-                self.complaints.add(Level::Warn, text);
-            }
-            Outcome::Failed(error) => {
+            Outcome::Not(NotReset::Failed { source }) => {
                 let text = format_args!("device {name}: the reset failed, it may be in any state");
-                self.complaints.fail_error(Level::Error, text, &error);
+                self.complaints.fail_error(Level::Error, text, &source);
+            }
+            Outcome::Not(why) => {
+                self.complaints.add(Level::Warn, format_args!("device {name}: not reset, it keeps its state: {why}"));
             }
             Outcome::Lost => self.complaints.fail(
                 Level::Error,
@@ -371,7 +365,8 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
         self.overlay.set(header::COMMAND_STATUS, command::MEMORY | command::IO, enables);
         self.overlay.set(header::INTERRUPT, 0xFF, programming.interrupt_line.into());
         let multifunction = if programming.multifunction { header::MULTI_FUNCTION } else { 0 };
-        self.overlay.set(header::HEADER_TYPE, header::MULTI_FUNCTION, multifunction);
+        // Resets leave that as it is.
+        self.overlay.replace(header::HEADER_TYPE, header::MULTI_FUNCTION, multifunction);
         self.update_decode();
     }
 

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
-use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, ResetCall};
+use super::host::{Area, CONFIG, HostDevice, HostReset, IrqKind, Irqs, RegionIndex};
+use super::neighbours::NotReset;
 use super::signals::Signal;
 
 /// The bytes of a configuration space.
@@ -83,7 +84,10 @@ pub struct State {
     pub switches: Vec<(IrqKind, bool)>,
     pub resample: Option<RawFd>,
     pub resets: u32,
+    /// Without its bus.
     pub can_reset: bool,
+    /// With all of its bus.
+    pub with_bus: bool,
     pub reset_fails: bool,
     pub lost_by_reset: bool,
     /// Vectors that the host has left.
@@ -135,6 +139,7 @@ impl FakeDevice {
             resample: None,
             resets: 0,
             can_reset: true,
+            with_bus: false,
             reset_fails: false,
             lost_by_reset: false,
             host_vectors: usize::MAX,
@@ -306,21 +311,27 @@ impl HostDevice for FakeDevice {
         self.state().can_reset
     }
 
-    fn reset_call(&self) -> io::Result<ResetCall> {
-        let device = self.clone();
-        Ok(Box::new(move || {
-            let mut state = device.state();
-            if state.held {
-                return Err(io::Error::from(io::ErrorKind::WouldBlock));
-            }
-            if state.reset_fails {
-                return Err(io::Error::from(io::ErrorKind::TimedOut));
-            }
-            state.resets += 1;
-            if state.lost_by_reset {
-                state.config.fill(0xFF);
-            }
-            Ok(())
-        }))
+    fn begin_reset(&self) -> io::Result<Box<dyn HostReset>> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl HostReset for FakeDevice {
+    fn run(&mut self) -> Result<(), NotReset> {
+        let mut state = self.state();
+        if !state.can_reset && !state.with_bus {
+            return Err(NotReset::NoWay);
+        }
+        if state.held {
+            return Err(NotReset::Held);
+        }
+        if state.reset_fails {
+            return Err(NotReset::Failed { source: io::ErrorKind::TimedOut.into() });
+        }
+        state.resets += 1;
+        if state.lost_by_reset {
+            state.config.fill(0xFF);
+        }
+        Ok(())
     }
 }

@@ -79,6 +79,11 @@ impl<K: Kernel> Groups<K> {
         open.is_empty()
     }
 
+    /// Does something with group `id`; `None` if it is not open.
+    pub fn with<T>(&self, id: u32, act: impl FnOnce(&K::Group) -> T) -> Option<T> {
+        self.lock().get(&id).map(|used| act(&used.group))
+    }
+
     fn put(&self, id: u32) {
         let mut open = self.lock();
         let Some(used) = open.get_mut(&id) else { return };
@@ -116,9 +121,14 @@ pub struct Lease<K: Kernel> {
 }
 
 impl<K: Kernel> Lease<K> {
+    /// All groups of the machine.
+    pub const fn groups(&self) -> &Arc<Groups<K>> {
+        &self.groups
+    }
+
     /// Does something with the group. `None` is not seen: the group stays as long as the lease.
     pub fn with<T>(&self, act: impl FnOnce(&K::Group) -> T) -> Option<T> {
-        self.groups.lock().get(&self.id).map(|used| act(&used.group))
+        self.groups.with(self.id, act)
     }
 }
 

@@ -8,7 +8,7 @@ use rustix::io::{pread, pwrite};
 use thiserror::Error;
 use vfio_bindings::bindings::vfio::{VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_CONFIG_REGION_INDEX};
 
-use super::host::{Area, CONFIG, HostDevice, IrqKind, Irqs, RegionIndex, ResetCall};
+use super::host::{Area, CONFIG, HostDevice, HostReset, IrqKind, Irqs, RegionIndex};
 use super::ioctl;
 use super::iommu::{Domain, GroupError, Member};
 use super::region_info::Region;
@@ -23,7 +23,7 @@ pub struct Hardware {
     /// From region 0 to the configuration space.
     regions: Vec<Region>,
     can_reset: bool,
-    _member: Member,
+    member: Member,
 }
 
 impl Hardware {
@@ -36,7 +36,7 @@ impl Hardware {
         // A region that the kernel does not tell of is one that the device does not have.
         let region = |index| ioctl::region_info(fd, index).map(|info| Region::parse(&info)).unwrap_or_default();
         let regions = (0..=CONFIG).map(region).collect();
-        Ok(Self { file, regions, can_reset, _member: member })
+        Ok(Self { file, regions, can_reset, member })
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -109,9 +109,8 @@ impl HostDevice for Hardware {
         self.can_reset
     }
 
-    fn reset_call(&self) -> io::Result<ResetCall> {
-        let file = self.fd().try_clone_to_owned()?;
-        Ok(Box::new(move || ioctl::reset(file.as_fd())))
+    fn begin_reset(&self) -> io::Result<Box<dyn HostReset>> {
+        Ok(self.member.begin_reset(self.fd().try_clone_to_owned()?, self.can_reset))
     }
 }
 

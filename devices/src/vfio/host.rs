@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use super::neighbours::NotReset;
 use super::signals::Signal;
 
 /// Regions as VFIO numbers them for PCI (linux: include/uapi/linux/vfio.h): 0 to 5 are the BARs.
@@ -80,9 +81,13 @@ pub trait HostDevice: Send {
     fn hear(&mut self, signal: Signal, event: BorrowedFd<'_>) -> io::Result<bool>;
     /// Whether the host can reset this function alone.
     fn can_reset(&self) -> bool;
-    /// What resets the function when it is called, on any thread. The host keeps its configuration (BARs, enables) across it.
-    fn reset_call(&self) -> io::Result<ResetCall>;
+    /// Begins a reset of the function: nothing reaches it as long as the result lives. There is one at a time.
+    fn begin_reset(&self) -> io::Result<Box<dyn HostReset>>;
 }
 
-/// Resets a function of the host, and returns when that is done.
-pub type ResetCall = Box<dyn FnOnce() -> io::Result<()> + Send>;
+/// A reset of a function that has begun.
+pub trait HostReset: Send {
+    /// Resets the function, or all of its bus if it cannot be reset alone and all on it that the machine has is under reset. On any
+    /// thread. The host keeps its configuration (BARs, enables) across it.
+    fn run(&mut self) -> Result<(), NotReset>;
+}

@@ -5,6 +5,8 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use pci::address::{Bdf, Devfn, HostBdf};
+use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{
     VFIO_BASE, VFIO_GROUP_FLAGS_VIABLE, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_NORESIZE, VFIO_IRQ_SET_ACTION_TRIGGER,
     VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_ERR_IRQ_INDEX,
@@ -16,6 +18,7 @@ use vmm_sys_util::ioctl_io_nr;
 
 use super::host::{IrqKind, Irqs};
 use super::info::Info;
+use super::neighbours::{Affected, NotReset};
 use super::signals::Signal;
 
 ioctl_io_nr!(VFIO_SET_IOMMU, u32::from(VFIO_TYPE), VFIO_BASE + 2);
@@ -28,6 +31,9 @@ ioctl_io_nr!(VFIO_DEVICE_GET_REGION_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 8);
 ioctl_io_nr!(VFIO_DEVICE_GET_IRQ_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 9);
 ioctl_io_nr!(VFIO_DEVICE_SET_IRQS, u32::from(VFIO_TYPE), VFIO_BASE + 10);
 ioctl_io_nr!(VFIO_DEVICE_RESET, u32::from(VFIO_TYPE), VFIO_BASE + 11);
+ioctl_io_nr!(VFIO_DEVICE_GET_PCI_HOT_RESET_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 12);
+ioctl_io_nr!(VFIO_DEVICE_PCI_HOT_RESET, u32::from(VFIO_TYPE), VFIO_BASE + 13);
+// Of containers, by the same number as one of devices.
 ioctl_io_nr!(VFIO_IOMMU_GET_INFO, u32::from(VFIO_TYPE), VFIO_BASE + 12);
 
 /// Whether all members of a group are bound to drivers that leave them alone.
@@ -171,6 +177,42 @@ pub fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
     done(unsafe { ioctl(&device.as_raw_fd(), VFIO_DEVICE_RESET()) })
 }
 
+/// What a reset of the function's bus, or of its slot, would hit, the function among them: struct vfio_pci_hot_reset_info.
+pub fn affected(device: BorrowedFd<'_>) -> Result<Vec<Affected>, NotReset> {
+    // argsz, flags, count, then two words for each; a bus has at most 256.
+    const HEAD: usize = 3;
+    let mut words = [0u32; HEAD + 2 * 256];
+    words[0] = size(size_of_val(&words));
+    // SAFETY: `argsz` in the first word is the length of `words`, which outlive the call; the kernel writes no further.
+    let told = done(unsafe { ioctl_with_mut_ptr(&device, VFIO_DEVICE_GET_PCI_HOT_RESET_INFO(), words.as_mut_ptr()) });
+    match told.map_err(|error| (Errno::from_io_error(&error), error)) {
+        Ok(()) => {}
+        // It has no bus that could be reset, or something on it is in no group (linux: drivers/vfio/pci/vfio_pci_core.c).
+        Err((Some(Errno::NODEV | Errno::PERM), _)) => return Err(NotReset::NoWay),
+        Err((_, source)) => return Err(NotReset::Failed { source }),
+    }
+    let [_, _, count, devices @ ..] = words;
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    let (devices, _) = devices.as_chunks::<2>();
+    Ok(devices.iter().take(count).map(|[group, place]| Affected { at: place_of(*place), group: *group }).collect())
+}
+
+/// The second word of struct vfio_pci_dependent_device: segment, bus, device and function.
+fn place_of(word: u32) -> HostBdf {
+    let [low, high, bus, devfn] = word.to_le_bytes();
+    HostBdf { domain: u16::from_le_bytes([low, high]).into(), bdf: Bdf::new(bus, Devfn::from_byte(devfn)) }
+}
+
+/// Resets the function's bus, or its slot. `groups` are those of all that it hits.
+pub fn reset_bus(device: BorrowedFd<'_>, groups: &[OwnedFd]) -> io::Result<()> {
+    let count = u32::try_from(groups.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // struct vfio_pci_hot_reset: argsz, flags, count, then a descriptor for each group.
+    let mut words = vec![12 + 4 * count, 0, count];
+    words.extend(groups.iter().map(|group| group.as_raw_fd().cast_unsigned()));
+    // SAFETY: `argsz` in the first word is the length of `words`, which outlive the call; the kernel reads no further.
+    done(unsafe { ioctl_with_ptr(&device, VFIO_DEVICE_PCI_HOT_RESET(), words.as_ptr()) })
+}
+
 fn set_irqs(device: BorrowedFd<'_>, flags: u32, index: u32, start: u16, events: &[Option<BorrowedFd<'_>>]) -> io::Result<()> {
     let count = u32::try_from(events.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // struct vfio_irq_set: argsz, flags, index, start, count, then one 32-bit descriptor for each interrupt.
@@ -192,4 +234,15 @@ fn size(bytes: usize) -> u32 {
 
 fn done(result: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_place_of_what_a_reset_hits_is_read_as_the_kernel_writes_it() {
+        // segment 0x0001, bus 0x3b, device 0x1f, function 7
+        assert_eq!(place_of(0xFF3B_0001).to_string(), "0001:3b:1f.7");
+    }
 }

@@ -8,7 +8,6 @@ use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,6 +19,8 @@ use thiserror::Error;
 use vfio_ioctls::{VfioContainer, VfioError as CrateError};
 
 use super::groups::{Groups, Kernel, Lease};
+use super::host::HostReset;
+use super::neighbours::{Neighbour, Neighbours, NotReset, UnderReset};
 use super::{ioctl, iova_ranges};
 
 /// Who wants to know which groups a machine uses: KVM, so that the guest's caches suit what devices write.
@@ -35,6 +36,7 @@ pub struct Domain {
     groups: Arc<Groups<Container>>,
     /// Names of the devices in it.
     devices: Arc<Mutex<Vec<String>>>,
+    neighbours: Arc<Neighbours>,
     maps: AtomicU64,
 }
 
@@ -46,7 +48,7 @@ impl Domain {
             source => DomainError::Unsupported { source },
         })?;
         let groups = Arc::new(Groups::new(Container { container, watcher }));
-        Ok(Self { groups, devices: Arc::default(), maps: AtomicU64::new(0) })
+        Ok(Self { groups, devices: Arc::default(), neighbours: Arc::default(), maps: AtomicU64::new(0) })
     }
 
     /// Opens the function whose sysfs directory is `path`; its group joins the domain if it has not yet. It belongs to the
@@ -57,13 +59,15 @@ impl Domain {
         let link = fs::read_link(path.join("iommu_group")).map_err(|source| GroupError::Absent { source })?;
         let group = link.file_name().and_then(|id| id.to_str()?.parse().ok());
         let group = group.ok_or_else(|| GroupError::Absent { source: invalid() })?;
-        let address = path.file_name().and_then(|address| CString::new(address.as_bytes()).ok());
-        let address = address.ok_or_else(|| fail(invalid()))?;
+        let address = path.file_name().and_then(|address| address.to_str()).ok_or_else(|| fail(invalid()))?;
+        let at = address.parse().map_err(|_| fail(invalid()))?;
+        let address = CString::new(address).map_err(|_| fail(invalid()))?;
         let lease = self.groups.take(group)?;
         let device = lease.with(|group| ioctl::device(group.as_fd(), &address));
         let device = device.unwrap_or_else(|| Err(invalid())).map_err(fail)?;
         lock(&self.devices).push(name.to_owned());
-        Ok((device, Member { name: name.to_owned(), devices: Arc::clone(&self.devices), _lease: lease }))
+        let neighbour = self.neighbours.open(at, group);
+        Ok((device, Member { name: name.to_owned(), devices: Arc::clone(&self.devices), neighbour, lease }))
     }
 
     fn container(&self) -> &VfioContainer {
@@ -156,7 +160,41 @@ impl Domain {
 pub(super) struct Member {
     name: String,
     devices: Arc<Mutex<Vec<String>>>,
-    _lease: Lease<Container>,
+    neighbour: Neighbour,
+    lease: Lease<Container>,
+}
+
+impl Member {
+    /// Begins a reset of the device, whose file is `device`. With `alone` the host can reset it without its bus.
+    pub(super) fn begin_reset(&self, device: OwnedFd, alone: bool) -> Box<dyn HostReset> {
+        let groups = Arc::clone(self.lease.groups());
+        Box::new(Reset { device, alone, groups, under_reset: self.neighbour.under_reset() })
+    }
+}
+
+/// A device under reset.
+struct Reset {
+    device: OwnedFd,
+    alone: bool,
+    groups: Arc<Groups<Container>>,
+    under_reset: UnderReset,
+}
+
+impl HostReset for Reset {
+    fn run(&mut self) -> Result<(), NotReset> {
+        let device = self.device.as_fd();
+        if self.alone {
+            return Ok(ioctl::reset(device)?);
+        }
+        let file = |id: &u32| {
+            let file = self.groups.with(*id, |group| group.as_fd().try_clone_to_owned());
+            file.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
+        };
+        self.under_reset.reset_bus(&ioctl::affected(device)?, |groups| {
+            let groups = groups.iter().map(file).collect::<io::Result<Vec<_>>>()?;
+            ioctl::reset_bus(device, &groups)
+        })
+    }
 }
 
 /// The container, for groups that join it.

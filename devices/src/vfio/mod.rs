@@ -10,11 +10,11 @@
 //! | which parts of a BAR go straight into the guest? | [`bar_map`], [`backing`], [`mapping`] |
 //! | which configuration bits does the guest see instead of the device's? | [`patch`], [`overlay`] |
 //! | how do its interrupts reach the guest? | [`msix`], [`msi`], [`intx`], [`vectors`] |
-//! | how is it reset? | [`reset`] |
+//! | how is it reset, and when with its bus? | [`reset`], [`neighbours`] |
 //! | which memory can it reach? | [`iommu`], [`iova_ranges`] |
 //! | how does all that make a [`pci::function::PciFunction`]? | [`device`] |
 //!
-//! Legacy containers and groups only. Not there: expansion ROMs, resetting a bus for a device that cannot be reset alone.
+//! Legacy containers and groups only.
 
 pub mod backing;
 pub mod bar_map;
@@ -31,6 +31,7 @@ pub mod iova_ranges;
 pub mod mapping;
 pub mod msi;
 pub mod msix;
+pub mod neighbours;
 pub mod opened;
 pub mod overlay;
 pub mod patch;

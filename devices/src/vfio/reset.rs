@@ -1,7 +1,7 @@
 //! Decides when a guest's write resets the function, and quiets and resets it on the host.
 //!
-//! Only resets of the function alone: where hardware can do no more than reset a whole bus, the function keeps its state,
-//! and [`Outcome::Impossible`] says so. The kernel resets a function when it is opened and when it is closed, too.
+//! The kernel resets a function that can be reset alone when it is opened and when it is closed, too. One that can be reset with its
+//! whole bus only is reset so before the guest runs.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard};
@@ -13,7 +13,8 @@ use pci::regs::{command, header};
 use pci::sync::lock;
 
 use super::facts::Facts;
-use super::host::{CONFIG, HostDevice, ResetCall};
+use super::host::{CONFIG, HostDevice, HostReset};
+use super::neighbours::NotReset;
 
 /// Advanced features control: initiate FLR, in the capability's second dword.
 const ADVANCED_FLR: u32 = 1;
@@ -34,23 +35,16 @@ pub fn is_asked_for(facts: &Facts, access: Access, value: u32) -> bool {
 pub enum Outcome {
     /// The function is as after power-on.
     Done,
-    /// The host cannot reset this function alone; it only stopped sending requests.
-    Impossible,
-    /// The host has hold of the function and does not let anybody reset it, as while it waits to have it back.
-    Held,
-    /// The host failed to; the function may be in any state.
-    Failed(io::Error),
+    /// It is not reset.
+    Not(NotReset),
     /// The function does not answer any more.
     Lost,
 }
 
 /// What became of a reset that the host answered with `done`.
-pub fn outcome(device: &mut dyn HostDevice, done: io::Result<()>) -> Outcome {
-    match done {
-        // linux: drivers/pci/pci.c, pci_try_reset_function
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Outcome::Held,
-        Err(error) => return Outcome::Failed(error),
-        Ok(()) => {}
+pub fn outcome(device: &mut dyn HostDevice, done: Result<(), NotReset>) -> Outcome {
+    if let Err(why) = done {
+        return Outcome::Not(why);
     }
     let mut ids = [0; 4];
     match device.read(CONFIG, header::IDS.into(), &mut ids) {
@@ -63,8 +57,8 @@ pub fn outcome(device: &mut dyn HostDevice, done: io::Result<()>) -> Outcome {
 pub struct ResetOnce(Mutex<Progress>);
 
 enum Progress {
-    Waits(ResetCall),
-    Done(io::Result<()>),
+    /// Not run, or run with what came of it.
+    Begun(Box<dyn HostReset>, Option<Result<(), NotReset>>),
     /// What came of it was taken note of.
     Over,
 }
@@ -72,15 +66,15 @@ enum Progress {
 impl ResetOnce {
     /// Not begun.
     #[must_use]
-    pub fn new(reset: ResetCall) -> Self {
-        Self(Mutex::new(Progress::Waits(reset)))
+    pub fn new(reset: Box<dyn HostReset>) -> Self {
+        Self(Mutex::new(Progress::Begun(reset, None)))
     }
 
-    /// What the host answered, once somebody ran it; `None` if nobody did.
-    pub fn end(&self) -> Option<io::Result<()>> {
+    /// What the host answered, once somebody ran it; `None` if nobody did. The function is not under reset any more.
+    pub fn end(&self) -> Option<Result<(), NotReset>> {
         match std::mem::replace(&mut *self.progress(), Progress::Over) {
-            Progress::Done(done) => Some(done),
-            Progress::Waits(_) | Progress::Over => None,
+            Progress::Begun(_, done) => done,
+            Progress::Over => None,
         }
     }
 
@@ -91,10 +85,8 @@ impl ResetOnce {
 
 impl HardwareReset for ResetOnce {
     fn run(&self) {
-        let mut progress = self.progress();
-        match std::mem::replace(&mut *progress, Progress::Over) {
-            Progress::Waits(reset) => *progress = Progress::Done(reset()),
-            other => *progress = other,
+        if let Progress::Begun(reset, done @ None) = &mut *self.progress() {
+            *done = Some(reset.run());
         }
     }
 }
@@ -109,6 +101,8 @@ pub fn set_command(device: &mut dyn HostDevice, others: u16) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, Sender};
+
     use pci::access::{Lanes, Reg};
 
     use super::*;
@@ -130,15 +124,22 @@ mod tests {
         assert!(!is_asked_for(&without, access(control, 0, 2), 0x8000));
     }
 
+    /// Says when it begins, and goes on when it is told to.
+    struct Slow(Sender<()>, Receiver<()>);
+
+    impl HostReset for Slow {
+        fn run(&mut self) -> Result<(), NotReset> {
+            self.0.send(()).unwrap();
+            self.1.recv().unwrap();
+            Ok(())
+        }
+    }
+
     #[test]
     fn who_runs_a_reset_waits_while_it_is_under_way() {
         let (begun, begins) = std::sync::mpsc::channel();
         let (go, goes) = std::sync::mpsc::channel::<()>();
-        let once = ResetOnce::new(Box::new(move || {
-            begun.send(()).unwrap();
-            goes.recv().unwrap();
-            Ok(())
-        }));
+        let once = ResetOnce::new(Box::new(Slow(begun, goes)));
         std::thread::scope(|scope| {
             scope.spawn(|| once.run());
             begins.recv().unwrap();
@@ -156,15 +157,15 @@ mod tests {
     fn case_c11_a_reset_that_fails_or_loses_the_device_is_told() {
         let mut device = FakeDevice::gpu();
         let reset = |device: &mut FakeDevice| {
-            let done = device.reset_call().and_then(|reset| reset());
+            let done = device.begin_reset().unwrap().run();
             outcome(device, done)
         };
         assert!(matches!(reset(&mut device), Outcome::Done));
         device.state().held = true;
-        assert!(matches!(reset(&mut device), Outcome::Held));
+        assert!(matches!(reset(&mut device), Outcome::Not(NotReset::Held)));
         device.state().held = false;
         device.state().reset_fails = true;
-        assert!(matches!(reset(&mut device), Outcome::Failed(_)));
+        assert!(matches!(reset(&mut device), Outcome::Not(NotReset::Failed { .. })));
         device.state().reset_fails = false;
         device.state().lost_by_reset = true;
         assert!(matches!(reset(&mut device), Outcome::Lost));

@@ -41,7 +41,7 @@ pub use hotplug::{Newcomer, PlugError, PortInfo, PortList};
 pub use inject::{InjectError, Injected, Silence};
 pub use listing::{EndpointInfo, FunctionInfo, RootComplexInfo};
 use reach::Reach;
-pub use resets::UnfinishedReset;
+pub use resets::{UnfinishedReset, finish_resets};
 use strays::Strays;
 pub use virtual_functions::Appeared;
 

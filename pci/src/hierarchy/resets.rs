@@ -13,25 +13,35 @@ pub struct UnfinishedReset {
 }
 
 impl UnfinishedReset {
-    /// Has the hardware reset, for as long as that takes, and lets the function answer again unless it has left. The caller holds
-    /// no lock.
-    pub fn finish(self) {
-        self.hardware.run();
-        lock(&self.function).end_reset(&self.hardware);
+    /// What a reset of `function` leaves to do, if there is one.
+    #[must_use]
+    pub fn of(function: &Shared) -> Option<Self> {
+        let hardware = lock(function).take_reset()?;
+        Some(Self { function: Shared::clone(function), hardware })
+    }
+}
+
+/// Has the hardware of functions that are under reset together reset, for as long as that takes, and lets them answer again then,
+/// unless they have left. Only when all are done: hardware may have them reset as one. The caller holds no lock.
+pub fn finish_resets(unfinished: &[UnfinishedReset]) {
+    for reset in unfinished {
+        reset.hardware.run();
+    }
+    for reset in unfinished {
+        lock(&reset.function).end_reset(&reset.hardware);
     }
 }
 
 impl Hierarchy {
-    /// Resets that began since the last call. Each is to be run once the hierarchy's own lock is given back, before who asked for
-    /// it goes on.
+    /// Resets that began since the last call. They are to be [finished](finish_resets) together once the hierarchy's own lock is given
+    /// back, before who asked for them goes on.
     pub fn take_unfinished_resets(&mut self) -> Vec<UnfinishedReset> {
         std::mem::take(&mut self.unfinished_resets)
     }
 
     pub(super) fn note_reset(&mut self, id: FunctionId) {
-        let Some(function) = self.endpoint(id).map(Shared::clone) else { return };
-        let hardware = lock(&function).take_reset();
-        self.unfinished_resets.extend(hardware.map(|hardware| UnfinishedReset { function, hardware }));
+        let unfinished = self.endpoint(id).and_then(UnfinishedReset::of);
+        self.unfinished_resets.extend(unfinished);
     }
 
     /// Ends the life of endpoint `id` in the machine. Returns it.
@@ -66,7 +76,7 @@ mod tests {
         assert_eq!(tree.unplug(plan.by_name("rp0").unwrap().id, &mut effects).unwrap().len(), 1);
         let unfinished = tree.take_unfinished_resets();
         assert_eq!((unfinished.len(), dword(&mut tree, a.at.bdf, 0)), (1, u32::MAX));
-        unfinished.into_iter().for_each(UnfinishedReset::finish);
+        finish_resets(&unfinished);
         tree.detach();
         assert_eq!(tree.take_unfinished_resets().len(), 1, "`b`, with the machine");
     }
@@ -94,7 +104,7 @@ mod tests {
         }
         let unfinished = tree.take_unfinished_resets();
         assert_eq!((dword(&mut tree, a, 0), dword(&mut tree, b, 0)), (u32::MAX, 0x0001_1234));
-        unfinished.into_iter().for_each(UnfinishedReset::finish);
+        finish_resets(&unfinished);
         assert_eq!(dword(&mut tree, a, 0), 0x0001_1234);
         // By its own register.
         let bytes = tree.config_bytes(plan.by_name("b").unwrap().id, 0x100);
@@ -102,7 +112,7 @@ mod tests {
         let express = extents.iter().find(|extent| extent.id == caps::id::EXPRESS).unwrap();
         tree.write(0, b, u16::from(express.offset) + 8, &[0, 0x80], &mut effects);
         assert_eq!(dword(&mut tree, b, 0), u32::MAX);
-        tree.take_unfinished_resets().into_iter().for_each(UnfinishedReset::finish);
+        finish_resets(&tree.take_unfinished_resets());
         assert_eq!((dword(&mut tree, b, 0), tree.take_unfinished_resets().len()), (0x0001_1234, 0));
     }
 }

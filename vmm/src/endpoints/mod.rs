@@ -24,7 +24,7 @@ use pci::address::HostBdf;
 use pci::bar::{BarSpec, ROM};
 use pci::emulated::EmulatedError;
 use pci::function::{FunctionId, Shared};
-use pci::hierarchy::{BuildError, Hierarchy};
+use pci::hierarchy::{BuildError, Hierarchy, UnfinishedReset, finish_resets};
 use pci::intx;
 use pci::seams::MsiPort;
 use pci::sync::lock;
@@ -154,6 +154,7 @@ impl Factory {
             Ok(function)
         });
         let hierarchy = hierarchy.map_err(Box::new)?;
+        reset_with_their_bus(endpoints.values());
         self.connect_ports(plan, &hierarchy);
         Ok((hierarchy, endpoints))
     }
@@ -306,6 +307,13 @@ impl Factory {
         let domain = self.domain.clone().ok_or(FunctionError::Unknown)?;
         Ok(Reaching { domain, memory: GuestMemoryMmap::clone(&self.memory.memory()), blocks: self.backends.memory_regions() })
     }
+}
+
+/// Has functions reset that are made and were not reset when they were opened: the host does it for all of a bus at once. No guest
+/// knows them yet.
+pub fn reset_with_their_bus<'a>(made: impl Iterator<Item = &'a Endpoint>) {
+    let made = made.filter(|endpoint| endpoint.hardware);
+    finish_resets(&made.filter_map(|endpoint| UnfinishedReset::of(&endpoint.function)).collect::<Vec<_>>());
 }
 
 /// Where the guest finds a function: below a port, with that port's link, on a conventional bus, or on a root bus.

@@ -18,7 +18,7 @@ use crate::bus_slots::{BusSlots, Slot};
 use crate::cdi;
 use crate::changes::Added;
 use crate::effects::Endpoint;
-use crate::endpoints::{Factory, FunctionError, Order};
+use crate::endpoints::{Factory, FunctionError, Order, reset_with_their_bus};
 use crate::pci_bus::PciBus;
 
 /// The functions of the device that somebody asked for, with their numbers. A CDI name stands for functions of the host,
@@ -367,6 +367,7 @@ fn make(
         made.push((Newcomer { id, name, at, spec, function: Shared::clone(&endpoint.function), mirrored: false }, endpoint));
     }
     factory.attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
+    reset_with_their_bus(made.iter().map(|(_, endpoint)| endpoint));
     Ok(made)
 }
 

@@ -342,6 +342,7 @@ fn function_level_reset_puts_everything_back() {
     bench.function.program(&Programming {
         memory: true,
         bars: [Some(0xC000_0000), None, None, None, None, None],
+        multifunction: true,
         ..Programming::default()
     });
     bench.write_half(4, 0x0006);
@@ -355,6 +356,7 @@ fn function_level_reset_puts_everything_back() {
     assert_eq!((bench.routes.held(), bench.device.attached(IrqKind::Intx)), (0, vec![0]));
     assert_eq!((bench.read(0x10), bench.read(4) & 7, bench.read(0xC8) >> 16), (0, 0, 5));
     assert_eq!(bench.device.command(), 0x0003);
+    assert_eq!(bench.read(0x0C) >> 23 & 1, 1, "its other functions are still there");
 }
 
 #[test]
@@ -518,6 +520,27 @@ fn a_guest_that_resets_a_broken_device_forever_does_not_fill_the_log() {
             bench.finish_reset();
         }
         assert_eq!(bench.function.complaints.made(), Complaints::MOST);
+    }
+}
+
+#[test]
+fn case_c11_a_function_that_is_reset_with_its_bus_only_answers_when_that_was_done_or_could_not_be() {
+    for with_bus in [true, false] {
+        let device = FakeDevice::gpu();
+        {
+            let mut state = device.state();
+            (state.can_reset, state.with_bus) = (false, with_bus);
+        }
+        let mut bench = bench(device);
+        assert_eq!((bench.read(0), bench.device.resets()), (u32::MAX, 0), "it is in whatever state somebody left it in");
+        bench.finish_reset();
+        assert_eq!((bench.read(0), bench.device.resets()), (0x2330_10DE, u32::from(with_bus)));
+        assert_eq!(bench.function.complaints.made() == 0, with_bus);
+        assert_eq!(bench.device.command() & 7, 3, "it decodes and sends nothing");
+        assert_eq!(bench.device.attached(IrqKind::Intx), [0]);
+        bench.function.reset(ResetKind::Hot);
+        bench.finish_reset();
+        assert_eq!(bench.device.resets(), 2 * u32::from(with_bus));
     }
 }
 
