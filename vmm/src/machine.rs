@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use api::config::VmConfig;
 use api::error::ErrorKind;
+use api::info::Step;
 use arch::memory_map::Range;
 use arch::x86_64::acpi::AcpiError;
 use devices::acpi::{HotPlugRegisters, MemoryDevice};
@@ -289,7 +290,7 @@ impl Machine {
         let (memory, blocks) = (GuestMemoryMmap::clone(&self.ram.memory()), self.factory.backends().memory_regions());
         let blocks: Vec<Range> = blocks.iter().map(|block| Range::sized(block.region().at, block.region().len)).collect();
         let touch = move |work: &Work| touch_in_background(&fixed(&memory, &blocks), work);
-        Preparation::start(Work::new(true, false, 0), touch).map(Some)
+        Preparation::start(Work::step(Step::Prefault, 0), touch).map(Some)
     }
 
     /// What host functions reach memory through, once there is one.

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use api::info::Step;
 use arch::memory_map::Range;
 use devices::vfio::Domain;
 use devices::virtio::mem::{MemControl, Reach};
@@ -28,7 +29,7 @@ impl Reaching {
     #[must_use]
     pub fn work(&self) -> Work {
         let blocks: u64 = self.blocks.iter().map(|block| block.sizes().plugged).sum();
-        Work::new(false, true, self.fixed().iter().map(|region| region.len).sum::<u64>() + blocks)
+        Work::step(Step::DmaMap, self.fixed().iter().map(|region| region.len).sum::<u64>() + blocks)
     }
 
     /// Maps it. What nobody has touched gets its pages from several threads. Nothing is mapped if it fails.

@@ -17,7 +17,7 @@ pub struct Work {
     touches: bool,
     /// Functions of the host are to reach it.
     maps: bool,
-    /// What it is, if it is nothing of that.
+    /// What it is, if it is one step alone.
     step: Option<Step>,
     total: u64,
     touched: AtomicU64,
@@ -63,14 +63,13 @@ impl Work {
     #[must_use]
     pub fn progress(&self) -> Progress {
         let (total, touched) = (self.total, self.touched.load(Ordering::Relaxed));
-        if let Some(step) = self.step {
-            return Progress { step, done: touched, total };
-        }
-        if self.touches && (touched < total || !self.maps) {
-            Progress { step: Step::Prefault, done: touched, total }
-        } else {
-            Progress { step: Step::DmaMap, done: self.mapped.load(Ordering::Relaxed), total }
-        }
+        let step = match self.step {
+            Some(step) => step,
+            None if self.touches && (touched < total || !self.maps) => Step::Prefault,
+            None => Step::DmaMap,
+        };
+        let done = if step == Step::DmaMap { self.mapped.load(Ordering::Relaxed) } else { touched };
+        Progress { step, done, total }
     }
 }
 

@@ -81,7 +81,7 @@ impl Telling {
     ) -> Result<Self, GroundworkError> {
         let wanted = Arc::new(());
         let theirs = Arc::downgrade(&wanted);
-        let thread = Preparation::start_with(Work::new(false, false, 0), done, move |_| {
+        let thread = Preparation::start_with(Work::default(), done, move |_| {
             for (name, server) in servers {
                 let wanted = theirs.clone();
                 if let Err(error) = server.memory_grew(&memory, move || wanted.strong_count() == 0) {
