@@ -9,9 +9,8 @@
 //! | how does a request reach the thread that runs the machine? | [`channel`] |
 //! | what is known about a machine without asking it? | [`info`] |
 //! | how is it told what happens? | [`events`] |
-//! | what do the bodies of HTTP requests mean? | [`dialect`] |
+//! | who serves HTTP requests, and what do their bodies mean? | [`http`], [`dialect`] |
 //! | where in a JSON text is what cannot be used? | [`json`] |
-//! | who serves them? | [`http`] |
 //! | how does a program call them? | [`client`] |
 //!
 //! Configuration is plain data. Whether a request makes sense for this host and this hierarchy is decided where the
