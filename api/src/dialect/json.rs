@@ -1,5 +1,6 @@
 //! Reads bodies leniently, says where they are wrong, and writes JSON that is ASCII.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Mutex;
@@ -19,6 +20,8 @@ const MOST: usize = 1 << 16;
 
 /// Keys that are remembered so that each is logged once.
 const REMEMBERED: usize = 256;
+/// Letters of a key that are remembered and logged: longer than any that is known.
+const LETTERS: usize = 64;
 
 /// What was accepted and had no effect, each logged once in the life of the process.
 #[derive(Debug, Default)]
@@ -27,7 +30,7 @@ pub struct Notes(Mutex<BTreeSet<String>>);
 impl Notes {
     /// Logs that `key` in the body of `what` has no effect.
     pub fn ignored(&self, what: &str, key: &str) {
-        let mut seen = lock(&self.0);
+        let (mut seen, key) = (lock(&self.0), short(key));
         if seen.len() < REMEMBERED && seen.insert(format!("{what} {key}")) {
             log::info!("{what}: key `{}` has no effect", key.escape_debug());
         }
@@ -35,7 +38,7 @@ impl Notes {
 
     /// Logs that `key` in the body of `what` asks for what the machine does not get.
     pub fn unmet(&self, what: &str, key: &str, why: &str) {
-        let mut seen = lock(&self.0);
+        let (mut seen, key) = (lock(&self.0), short(key));
         if seen.len() < REMEMBERED && seen.insert(format!("{what} {key}, a warning")) {
             log::warn!("{what}: key `{}` has no effect: {why}", key.escape_debug());
         }
@@ -44,6 +47,14 @@ impl Notes {
     #[cfg(test)]
     pub(super) fn seen(&self) -> Vec<String> {
         lock(&self.0).iter().cloned().collect()
+    }
+}
+
+/// The beginning of a key, and that there is more if there is.
+fn short(key: &str) -> Cow<'_, str> {
+    match key.char_indices().nth(LETTERS) {
+        None => key.into(),
+        Some((at, _)) => format!("{}...", key.get(..at).unwrap_or_default()).into(),
     }
 }
 
@@ -135,6 +146,18 @@ mod tests {
         }
         assert!(read::<Body>("vm.test", &[0xFF, b'"'], &Notes::default()).is_err());
         assert!(read::<Body>("vm.test", "[".repeat(100_000).as_bytes(), &Notes::default()).is_err());
+    }
+
+    #[test]
+    fn a_key_of_megabytes_is_remembered_by_its_beginning() {
+        let notes = Notes::default();
+        let long = "\u{e9}".repeat(1 << 20);
+        for last in ["a", "b"] {
+            read::<Body>("vm.test", format!(r#"{{"{long}{last}":1}}"#).as_bytes(), &notes).unwrap();
+            notes.unmet("vm.test", &format!("{long}{last}"), "why");
+        }
+        let begun = format!("vm.test {}...", "\u{e9}".repeat(LETTERS));
+        assert_eq!(notes.seen(), [begun.clone(), format!("{begun}, a warning")]);
     }
 
     #[test]
