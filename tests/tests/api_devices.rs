@@ -81,3 +81,31 @@ fn the_operator_can_send_what_comes_to_ports() {
     server.refuses("stub", 409, &["no hot-plug port is free", "`port0` has `d`"]);
     server.shuts_down();
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn devices_without_an_id_are_told_with_the_one_by_which_they_can_be_removed() {
+    let (server, folder) = (Server::empty(), tempfile::tempdir().unwrap());
+    let (path, socket) = (disk(&folder), folder.path().join("vsock"));
+    let more = format!(
+        r#","disks":[{{"path":"{path}","readonly":true}},{{"path":"{path}","readonly":true,"id":"own"}},{{"path":"{path}","readonly":true}}],
+           "vsock":{{"cid":3,"socket":"{}"}},"devices":[{{"banyan":"stub,bar0=4K:mem32"}}]"#,
+        socket.display()
+    );
+    assert_eq!(server.create(&image("echo.elf"), &more).0, 204);
+    let ids = || {
+        let info: serde_json::Value = serde_json::from_str(&server.expect("GET vm.info", "", 200)).unwrap();
+        let id = |device: &serde_json::Value| device["id"].as_str().unwrap_or_else(|| panic!("no id: {device}")).to_owned();
+        let config = &info["config"];
+        let mut ids: Vec<String> = config["disks"].as_array().unwrap().iter().map(id).collect();
+        ids.push(id(&config["vsock"]));
+        assert!(ids.iter().all(|id| info["device_tree"][id]["id"] == id.as_str()), "{info}");
+        ids
+    };
+    assert_eq!(ids(), ["disk0", "own", "disk2", "vsock0"]);
+    server.expect("PUT vm.remove-device", r#"{"id":"disk0"}"#, 204);
+    assert_eq!(ids(), ["own", "disk2", "vsock0"]);
+    server.expect("PUT vm.boot", "", 204);
+    assert_eq!(ids(), ["own", "disk2", "vsock0"]);
+    server.shuts_down();
+}

@@ -58,7 +58,7 @@ fn a_guest_goes_on_in_another_process_as_often_as_it_is_restored() {
     let (server, folder) = busy::start(&["--memory", "64M", "--device", STUB]);
     let before = server.expect("GET vm.info", "", 200);
     let (saved, rounds) = save(server, &folder);
-    for name in ["config.json", "state", "memory-ranges"] {
+    for name in ["config.json", "state.json", "memory-ranges"] {
         assert_eq!(fs::metadata(saved.join(name)).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
     }
     for _ in 0..3 {
@@ -67,6 +67,19 @@ fn a_guest_goes_on_in_another_process_as_often_as_it_is_restored() {
         assert_eq!(running(&after), before);
         goes_on(server, rounds);
     }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_machine_goes_on_at_once_if_that_is_asked_for() {
+    let (server, folder) = busy::start(&["--memory", "64M", "--device", STUB]);
+    let (saved, rounds) = save(server, &folder);
+    let mut server = Server::empty();
+    let body = format!(r#"{{"source_url":"file://{}","resume":true,"memory_restore_mode":"OnDemand"}}"#, saved.display());
+    server.expect("PUT vm.restore", &body, 204);
+    assert!(server.expect("GET vm.info", "", 200).contains(r#""state":"Running""#));
+    assert!(busy::count(&mut server) > rounds);
+    busy::passes(server);
 }
 
 #[test]
@@ -250,12 +263,13 @@ fn a_snapshot_that_cannot_be_is_refused_and_nothing_of_it_stays() {
     refused(&server, r#"{"destination_url":"http://here"}"#, 400, "file:///");
     refused(&server, r#"{"destination_url":"file://here"}"#, 400, "file:///");
     refused(&server, &to(&folder.path().join("disk")), 400, "Not a directory");
-    refused(&server, &to(folder.path()), 400, "not empty");
-    refused(&server, &to(Path::new("/proc/self")), 400, "not empty");
+    refused(&server, &to(Path::new("/proc/self")), 500, "/proc/self/config.json");
     server.expect("PUT vm.restore", &url("source", &saved), 405);
     fs::create_dir(&saved).unwrap();
     server.expect("PUT vm.snapshot", &to(&saved), 204);
-    refused(&server, &to(&saved), 400, "not empty");
+    refused(&server, &to(&saved), 400, "there is a snapshot already");
+    fs::remove_file(saved.join("memory-ranges")).unwrap();
+    refused(&server, &to(&saved), 400, "there is a snapshot already");
     server.expect("PUT vm.resume", "", 204);
     assert!(busy::count(&mut server) > 0);
     busy::passes(server);
@@ -279,10 +293,10 @@ fn a_folder_that_is_no_snapshot_is_refused_and_the_process_goes_on() {
         refused(part);
         fs::write(&path, original).unwrap();
     };
-    with("state", &|file| file.set_len(100).unwrap(), "damaged");
-    with("state", &|file| file.set_len(0).unwrap(), "no state");
-    with("state", &|file| file.write_all_at(&[9], 8).unwrap(), "version");
-    with("state", &|file| file.write_all_at(&[0xAA; 64], 300).unwrap(), "damaged");
+    with("state.json", &|file| file.set_len(100).unwrap(), "damaged");
+    with("state.json", &|file| file.set_len(0).unwrap(), "no state");
+    with("state.json", &|file| file.write_all_at(&[9], 8).unwrap(), "version");
+    with("state.json", &|file| file.write_all_at(&[0xAA; 64], 300).unwrap(), "damaged");
     with("memory-ranges", &|file| file.set_len(4096).unwrap(), "bytes where");
     with("config.json", &|file| file.set_len(0).unwrap(), "it is empty");
     let config = fs::read_to_string(saved.join("config.json")).unwrap();

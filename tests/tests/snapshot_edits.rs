@@ -79,6 +79,8 @@ fn edits_of_a_machine_that_cannot_be_are_refused_with_what_and_which() {
         ("/memory/size".into(), json!(1_u64 << 62), vec!["memory"]),
         ("/memory/hotplug_size".into(), json!(1 << 30), vec!["another machine"]),
         ("/cpus/boot_vcpus".into(), json!(0), vec!["boot_vcpus"]),
+        ("/cpus/max_vcpus".into(), json!(2), vec!["`cpus`: it differs"]),
+        ("/cpus/max_phys_bits".into(), json!(45), vec!["`cpus`: it differs", "46 bits"]),
         ("/payload".into(), json!(null), vec!["payload"]),
         ("/serial".into(), json!({"mode": "File", "file": "/nonexistent/folder/out"}), vec!["/nonexistent/folder/out"]),
         ("/vsock".into(), json!({"cid": 3, "socket": folder.path().join("v")}), vec!["another machine"]),
@@ -145,12 +147,12 @@ fn check(saved: &Path, config: &Value, cases: &[(String, Value, Vec<&str>)]) {
 fn a_state_that_is_longer_than_the_machines_can_be_is_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let saved = saved(&folder, "stub,id=early,bar0=64K:mem32", "ports");
-    File::options().write(true).open(saved.join("state")).unwrap().set_len(1 << 40).unwrap();
+    File::options().write(true).open(saved.join("state.json")).unwrap().set_len(1 << 40).unwrap();
     let server = Server::empty();
     let before = server.process.resident();
     let start = Instant::now();
     let reply = server.expect("PUT vm.restore", &url("source", &saved), 400);
-    assert!(reply.contains("state has 1099511627776 bytes") && reply.contains("at most"), "{reply}");
+    assert!(reply.contains("state.json has 1099511627776 bytes") && reply.contains("at most"), "{reply}");
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     assert!(server.process.resident() < before + 65_536, "{} KiB, {before} before", server.process.resident());
 }
@@ -161,7 +163,7 @@ fn commands_are_answered_while_a_long_state_is_read_and_can_end_that() {
     let folder = tempfile::tempdir().unwrap();
     // Whose memory behind its BAR could fill the file.
     let saved = saved(&folder, "stub,id=early,bar0=256M:mem64:prefetchable", "bus0");
-    let state = File::options().read(true).write(true).open(saved.join("state")).unwrap();
+    let state = File::options().read(true).write(true).open(saved.join("state.json")).unwrap();
     const LENGTH: u64 = 240 << 20;
     state.set_len(LENGTH).unwrap();
     // The length in the head, behind the magic and the version, so that all of it is read before the checksum is found wrong.
@@ -180,6 +182,6 @@ fn commands_are_answered_while_a_long_state_is_read_and_can_end_that() {
     server.expect("GET vm.info", "", 404);
     // To its end.
     let reply = server.expect("PUT vm.restore", &url("source", &saved), 400);
-    assert!(reply.contains("state cannot be used") && reply.contains("checksum"), "{reply}");
+    assert!(reply.contains("state.json cannot be used") && reply.contains("checksum"), "{reply}");
     assert_eq!(server.create(&image("echo.elf"), "").0, 204);
 }

@@ -10,8 +10,10 @@ use thiserror::Error;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 mod bind;
+pub mod file;
 
 pub use bind::bind;
+pub use file::FileError;
 
 /// How RAM is backed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -177,6 +179,9 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
+    /// A file that was named for it.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// Ranges that do not fit together.
     #[error("RAM ranges do not fit together: {reason}")]
     Layout {

@@ -69,6 +69,8 @@ fn conflict((user, path): (&User, &Path), (first, other): (&User, &Path)) -> Opt
         (How::Write, How::Write) => Some(twice(first)),
         (How::Write, _) => Some(FilesError::Input { flag: first.clone(), path: other, what: user.clone(), other: path }),
         (_, How::Write) => Some(FilesError::Input { flag: user.clone(), path, what: first.clone(), other }),
+        (How::Memory, _) => Some(FilesError::Memory { path: other, what: user.clone() }),
+        (_, How::Memory) => Some(FilesError::Memory { path, what: first.clone() }),
         _ => Some(FilesError::Socket { first: first.clone(), user: user.clone(), path }),
     }
 }
@@ -90,6 +92,9 @@ fn one_tap_each(config: &VmConfig) -> Result<(), FilesError> {
 fn uses(config: &VmConfig, beside: Beside<'_>) -> Vec<(User, PathBuf)> {
     let mut uses = Vec::new();
     let mut add = |what: &str, how, path: &Path| uses.push((User { what: what.to_owned(), how }, path.to_owned()));
+    if let Some(path) = &config.memory.file {
+        add("the guest's memory", if config.memory.shared { How::Memory } else { How::Read }, path);
+    }
     match &config.payload {
         Some(Payload::Kernel(kernel)) => {
             add("the kernel", How::Read, &kernel.path);
@@ -148,6 +153,8 @@ enum How {
     Read,
     /// Emptied or appended to.
     Write,
+    /// What the guest has in memory is written there.
+    Memory,
     /// Read by the guest.
     ReadDisk,
     /// Written by the guest.
@@ -225,6 +232,14 @@ pub enum FilesError {
         /// The first one.
         other: PathBuf,
     },
+    /// Memory over something else.
+    #[error("the guest's memory would be written to {}, which is {what}: give it a file of its own", path.display())]
+    Memory {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        what: User,
+    },
     /// A socket for one, and another user of it.
     #[error("{user} and {first} both name {}, and a socket is for one of them: give each a path of its own", path.display())]
     Socket {
@@ -274,7 +289,7 @@ mod tests {
     fn output_never_goes_to_a_file_that_the_machine_uses_or_twice_to_one() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let names = ["kernel", "initramfs", "firmware", "disk", "read", "host"];
+        let names = ["kernel", "initramfs", "firmware", "disk", "read", "host", "memory"];
         for name in names {
             fs::write(at(name), name).unwrap();
             symlink(at(name), at(&format!("{name}-link"))).unwrap();
@@ -290,6 +305,10 @@ mod tests {
             ..VmConfig::default()
         };
         let firmware = VmConfig { payload: Some(Payload::Firmware(at("firmware"))), ..VmConfig::default() };
+        let named = |shared: &str| VmConfig {
+            memory: format!("64M,file={},shared={shared}", at("memory").display()).parse().unwrap(),
+            ..firmware.clone()
+        };
         let file = |name: &str| OutputConfig::File(at(name));
         for (base, what, called) in [
             (&kernel, "kernel", "the kernel"),
@@ -298,6 +317,8 @@ mod tests {
             (&kernel, "read", "the disk"),
             (&firmware, "firmware", "the firmware"),
             (&firmware, "host", "--host"),
+            (&named("on"), "memory", "the guest's memory"),
+            (&named("off"), "memory", "the guest's memory"),
         ] {
             for name in [what.to_owned(), format!("{what}-link"), format!("{what}-hard")] {
                 let outputs = [
@@ -314,6 +335,11 @@ mod tests {
                 }
             }
             assert_eq!(fs::read_to_string(at(what)).unwrap(), what);
+        }
+        for (name, what) in [("kernel", "the kernel"), ("disk-hard", "the disk"), ("read-link", "the disk")] {
+            let memory = format!("64M,shared=on,file={}", at(name).display()).parse().unwrap();
+            let error = check(&VmConfig { memory, ..kernel.clone() }, Beside::default()).unwrap_err().to_string();
+            assert!(error.starts_with("the guest's memory would be written to") && error.contains(what), "{error}");
         }
         let both = |one: &str, other: &str| {
             check(&VmConfig { serial: file(one), console: file(other), ..kernel.clone() }, Beside::default())

@@ -24,6 +24,7 @@ use crate::kvm::{CpuidAhead, KvmError, Vm, host_cpuid};
 use crate::logger;
 use crate::machine::{self, Design, MachineError};
 use crate::main_loop::{End, MainLoopError};
+use crate::memory::{self, MemoryError};
 use crate::outputs::Outputs;
 use crate::own_files::{self, Beside, FilesError};
 use crate::plan::{self, Limits, MachinePlan, MachinePlanError};
@@ -128,6 +129,7 @@ pub fn needs(config: &VmConfig, spec: &Spec, plan: &MachinePlan) -> Needs {
     Needs {
         memory: config.memory.clone(),
         ranges: plan.map.ram.clone(),
+        named: if config.memory.file.is_some() { plan.map.ram.clone() } else { Vec::new() },
         blocks: if config.memory.method == HotplugMethod::VirtioMem { plan.map.hot_plug.clone() } else { Vec::new() },
         bindings: spec.numa.as_ref().map_or_else(Vec::new, |numa| numa.bindings(&plan.map)),
         functions: spec.endpoints.iter().filter_map(function).collect(),
@@ -227,6 +229,9 @@ fn would_start(config: &VmConfig, spec: &Spec, options: &RunOptions) -> Result<(
         machine::check_payload(config)?;
     }
     Outputs::look(config)?;
+    if let Some(path) = &config.memory.file {
+        memory::file::look(path).map_err(MemoryError::from).map_err(GroundworkError::from)?;
+    }
     Ok(options.api_socket.as_deref().map_or(Ok(()), Listening::check)?)
 }
 

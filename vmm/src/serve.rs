@@ -26,6 +26,7 @@ use crate::hotplug::HotPlugError;
 use crate::listing;
 use crate::machine;
 use crate::main_loop::End;
+use crate::memory::MemoryError;
 use crate::numa;
 use crate::own_files::{self, Beside};
 use crate::policy;
@@ -450,10 +451,12 @@ impl State<'_> {
 
     fn publish(&self, phase: Phase) {
         let Some(vm) = &self.vm else { return };
-        let config = vm.shown.as_ref().unwrap_or(&vm.config);
+        let mut config = vm.shown.as_ref().unwrap_or(&vm.config).clone();
+        // As they are called in the listing, and by who wants to remove one.
+        additions::name_all(&mut config, Some(&vm.blueprint.config).filter(|_| vm.shown.is_none()));
         self.published.set(Some(VmInfo {
             memory: config.memory.size.bytes(),
-            config: config.clone(),
+            config,
             phase,
             progress: vm.progress(),
             balloon: Gauge::default(),
@@ -464,7 +467,8 @@ impl State<'_> {
 
 fn publish(published: &Published, config: &VmConfig, phase: Phase) {
     let memory = config.memory.size.bytes();
-    let (config, balloon) = (config.clone(), Gauge::default());
+    let (mut config, balloon) = (config.clone(), Gauge::default());
+    additions::name_all(&mut config, None);
     published.set(Some(VmInfo { memory, config, phase, progress: None, balloon, devices: Vec::new() }));
 }
 
@@ -472,6 +476,7 @@ fn publish(published: &Published, config: &VmConfig, phase: Phase) {
 fn kind(error: &RunError) -> ErrorKind {
     match error {
         RunError::Groundwork(GroundworkError::Snapshot(error)) => error.kind(),
+        RunError::Groundwork(GroundworkError::Memory(MemoryError::File(_))) => ErrorKind::BadRequest,
         RunError::Machine(error) => error.kind(),
         RunError::Kvm(_)
         | RunError::Groundwork(_)

@@ -20,6 +20,15 @@ impl BarChoice {
     /// No BAR.
     pub const NONE: Self = Self(0);
 
+    /// Every BAR but these.
+    pub fn without(bars: &[u8]) -> Result<Self, BarChoiceError> {
+        match bars.iter().find(|bar| **bar > HIGHEST) {
+            Some(bar) => Err(BarChoiceError { text: bar.to_string() }),
+            None if bars.is_empty() => Ok(Self::ALL),
+            None => Ok(Self((0..=HIGHEST).filter(|bar| !bars.contains(bar)).fold(0, |bits, bar| bits | 1 << bar))),
+        }
+    }
+
     /// Whether BAR `bar` is among them.
     #[must_use]
     pub const fn has(self, bar: u8) -> bool {
@@ -88,6 +97,11 @@ mod tests {
             assert_eq!((0..=6).filter(|bar| choice.has(*bar)).collect::<Vec<_>>(), bars, "{text}");
             assert_eq!(choice.to_string(), text);
         }
+        for (bars, text) in [(&[][..], "on"), (&[0, 2, 0], "1+3+4+5"), (&[0, 1, 2, 3, 4, 5], "off")] {
+            let choice = BarChoice::without(bars).unwrap();
+            assert_eq!((choice.to_string().as_str(), text.parse()), (text, Ok(choice)));
+        }
+        assert!(BarChoice::without(&[1, 6]).is_err());
         for text in ["", "6", "0+", "-1", "all", "0,1"] {
             assert!(text.parse::<BarChoice>().is_err(), "{text}");
         }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU16;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::Deserialize;
@@ -22,6 +23,9 @@ pub struct MemoryConfig {
     pub method: HotplugMethod,
     /// Backed by a file descriptor that another process can map.
     pub shared: bool,
+    /// RAM of the start is in this file: `shared`, what the guest writes is there; otherwise the guest begins with what is there,
+    /// and the file stays as it is. What comes later is elsewhere.
+    pub file: Option<PathBuf>,
     /// Backed by huge pages of the host's pool, of this size.
     pub hugepages: Option<HugePageSize>,
     /// Every page is touched before the guest starts.
@@ -58,6 +62,7 @@ impl Default for MemoryConfig {
             growth: Size(0),
             method: HotplugMethod::default(),
             shared: false,
+            file: None,
             hugepages: None,
             prefault: false,
             prefault_threads: None,
@@ -90,6 +95,7 @@ struct Fields {
     hotplug_method: Option<HotplugMethod>,
     #[serde(default)]
     shared: bool,
+    file: Option<PathBuf>,
     hugepages: Option<HugePages>,
     hugepage_size: Option<Size>,
     #[serde(default)]
@@ -127,6 +133,12 @@ impl TryFrom<Fields> for MemoryConfig {
         {
             return Err(MemoryError::NotWholePages { size: fields.size, page });
         }
+        if hugepages.is_some() && fields.file.is_some() {
+            return Err(MemoryError::FileWithHugePages);
+        }
+        if fields.file.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+            return Err(MemoryError::NoFile);
+        }
         let prefault_threads = match (fields.prefault_threads.map(NonZeroU16::new), fields.prefault) {
             (None, _) => None,
             (Some(_), false) => return Err(MemoryError::ThreadsWithoutPrefault),
@@ -138,10 +150,19 @@ impl TryFrom<Fields> for MemoryConfig {
             growth,
             method: fields.hotplug_method.unwrap_or_default(),
             shared: fields.shared,
+            file: fields.file,
             hugepages,
             prefault: fields.prefault,
             prefault_threads,
         })
+    }
+}
+
+impl MemoryConfig {
+    /// Whether RAM of the start is in a file that has what the guest writes.
+    #[must_use]
+    pub const fn keeps(&self) -> bool {
+        self.shared && self.file.is_some()
     }
 }
 
@@ -164,6 +185,7 @@ impl fmt::Display for MemoryConfig {
             }
         }
         pairs.switch("shared", self.shared, false)?;
+        pairs.optional("file", self.file.as_ref().map(|path| path.display()).as_ref().map(|path| path as _))?;
         pairs.optional("hugepages", self.hugepages.map(HugePageSize::size).as_ref().map(|size| size as _))?;
         pairs.switch("prefault", self.prefault, false)?;
         pairs.optional("prefault-threads", self.prefault_threads.as_ref().map(|threads| threads as _))
@@ -202,6 +224,12 @@ pub enum MemoryError {
         /// Page.
         page: Size,
     },
+    /// `file` with `hugepages`.
+    #[error("memory in a file has the pages of the file; leave out `hugepages`, and name a file in a hugetlbfs for large ones")]
+    FileWithHugePages,
+    /// `file=`.
+    #[error("`file` names no file; give a path, or leave it out")]
+    NoFile,
     /// `prefault-threads` alone.
     #[error("`prefault-threads` has no effect without `prefault=on`; add it")]
     ThreadsWithoutPrefault,
@@ -239,6 +267,8 @@ mod tests {
             ("1G,hugepages=2M,hugepage_size=1G", "different sizes"),
             ("1G,hugepages=on,hugepage_size=4K", "huge pages of 4K do not exist"),
             ("1025M,hugepages=1G", "1025M is no multiple of the huge page size 1G"),
+            ("1G,hugepages=2M,file=/f", "leave out `hugepages`"),
+            ("1G,file=\"\"", "names no file"),
             ("1G,prefault_threads=4", "without `prefault=on`"),
             ("1G,prefault=on,prefault_threads=0", "is 0"),
             ("1G,hugepages=4M", "key `hugepages`"),
@@ -257,6 +287,7 @@ mod tests {
             "2G",
             "512M,shared=on,hugepages=2M,prefault=on,prefault-threads=4",
             "1T,hugepages=1G",
+            "1G,shared=on,file=\"/a,b\"",
             "512M,hotplug=24T",
             "1G,hotplug=2G,hotplug-method=virtio-mem",
         ] {

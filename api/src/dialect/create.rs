@@ -10,7 +10,8 @@ use super::device::DeviceBody;
 use super::disk::DiskBody;
 use super::json::{Notes, bad, read, refused};
 use super::net::NetBody;
-use super::small::{FsBody, VsockBody, missing, no_iommu};
+use super::small::{FsBody, VsockBody, missing, no_iommu, no_place};
+use super::zone::{self, ZoneBody};
 use crate::config::flags::FlagError;
 use crate::config::{
     BalloonConfig, CpuConfig, CpuTopology, HotplugMethod, HugePageSize, KernelConfig, MemoryConfig, MemoryError, NumaConfig,
@@ -18,7 +19,7 @@ use crate::config::{
 };
 use crate::error::ApiError;
 
-const WHAT: &str = "vm.create";
+pub(super) const WHAT: &str = "vm.create";
 
 /// Entries of a list, far more than any hierarchy has room for.
 const MOST: usize = 4096;
@@ -55,6 +56,7 @@ struct Body {
     rate_limit_groups: Option<Vec<Value>>,
     numa: Option<Vec<Value>>,
     tpm: Option<Value>,
+    rtc: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -79,6 +81,8 @@ struct CpusBody {
     kvm_hyperv: Option<bool>,
     nested: Option<bool>,
     features: Option<Map<String, Value>>,
+    affinity: Option<Vec<Value>>,
+    core_scheduling: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -99,8 +103,9 @@ struct MemoryBody {
     hugepage_size: Option<u64>,
     prefault: Option<bool>,
     hotplug_size: Option<u64>,
+    hotplugged_size: Option<u64>,
     hotplug_method: Option<String>,
-    zones: Option<Vec<Value>>,
+    zones: Option<Vec<ZoneBody>>,
     mergeable: Option<bool>,
     // The host's own policy decides.
     #[serde(rename = "thp")]
@@ -114,6 +119,7 @@ struct MemoryBody {
 struct RngBody {
     src: Option<PathBuf>,
     iommu: Option<bool>,
+    pci_device_id: Option<u8>,
     #[serde(rename = "pci_segment")]
     _pci_segment: Option<u16>,
 }
@@ -124,6 +130,9 @@ struct BalloonBody {
     size: u64,
     deflate_on_oom: Option<bool>,
     free_page_reporting: Option<bool>,
+    iommu: Option<bool>,
+    statistics: Option<bool>,
+    pci_device_id: Option<u8>,
     #[serde(rename = "pci_segment")]
     _pci_segment: Option<u16>,
 }
@@ -136,6 +145,7 @@ struct ConsoleBody {
     iobase: Option<u64>,
     iommu: Option<bool>,
     socket: Option<PathBuf>,
+    pci_device_id: Option<u8>,
     #[serde(rename = "pci_segment")]
     _pci_segment: Option<u16>,
 }
@@ -186,7 +196,19 @@ pub fn create(body: &[u8], base: &VmConfig, notes: &Notes) -> Result<VmConfig, A
     config.vsock = body.vsock.map(|vsock| vsock.config(WHAT)).transpose()?;
     if let Some(rng) = body.rng {
         no_iommu(WHAT, "rng.iommu", rng.iommu)?;
+        no_place(WHAT, "rng.pci_device_id", rng.pci_device_id)?;
         config.rng = Some(RngConfig { source: rng.src.unwrap_or_else(|| "/dev/urandom".into()) });
+    }
+    if let Some(balloon) = &body.balloon {
+        no_iommu(WHAT, "balloon.iommu", balloon.iommu)?;
+        no_place(WHAT, "balloon.pci_device_id", balloon.pci_device_id)?;
+        if balloon.statistics == Some(true) {
+            notes.unmet(
+                WHAT,
+                "balloon.statistics",
+                "the guest is not asked for any; vm.info tells how much memory it has given back",
+            );
+        }
     }
     config.balloon = body.balloon.map(|balloon| BalloonConfig {
         size: Size(balloon.size),
@@ -258,8 +280,10 @@ impl Body {
                 return Err(refused(WHAT, key, "it is not supported"));
             }
         }
-        if self.tpm.is_some() {
-            return Err(refused(WHAT, "tpm", "it is not supported"));
+        for (key, device) in [("tpm", &self.tpm), ("rtc", &self.rtc)] {
+            if device.is_some() {
+                return Err(refused(WHAT, key, "it is not supported"));
+            }
         }
         if self.landlock_enable == Some(true) {
             notes.unmet(WHAT, "landlock_enable", "Banyan does not confine itself by Landlock");
@@ -343,6 +367,12 @@ impl CpusBody {
         if self.nested == Some(false) {
             notes.unmet(WHAT, "cpus.nested", "processors show what the host's have, virtualization too");
         }
+        if self.affinity.is_some_and(|affinity| !affinity.is_empty()) {
+            notes.unmet(WHAT, "cpus.affinity", "processors run where the host likes, or where `numa` with `host-node` says");
+        }
+        if self.core_scheduling.is_some_and(|mode| mode != "Off") {
+            notes.unmet(WHAT, "cpus.core_scheduling", "the host decides what shares a core");
+        }
         for (feature, wanted) in self.features.into_iter().flatten() {
             if !matches!(wanted, Value::Null | Value::Bool(false)) {
                 notes.unmet(WHAT, &format!("cpus.features.{feature}"), "processors get no feature by its name");
@@ -356,12 +386,11 @@ impl CpusBody {
 
 impl MemoryBody {
     fn put(self, config: &mut VmConfig, notes: &Notes) -> Result<(), ApiError> {
-        if self.zones.is_some_and(|zones| !zones.is_empty()) {
-            return Err(refused(
-                WHAT,
-                "memory.zones",
-                "memory in zones is not supported, and templates need none; give `memory.size`, and `numa` for memory nodes",
-            ));
+        let zone = zone::read(self.zones, self.size, self.shared, notes)?;
+        if self.hotplugged_size.is_some_and(|size| size > 0) {
+            let why =
+                "no memory has come before the start; add it to `memory.size`, or give `memory.hotplug_size` and call vm.resize";
+            return Err(refused(WHAT, "memory.hotplugged_size", why));
         }
         if self.mergeable == Some(true) {
             notes.ignored(WHAT, "memory.mergeable");
@@ -374,7 +403,7 @@ impl MemoryBody {
                 return Err(refused(WHAT, "memory.hotplug_method", &why));
             }
         };
-        let size = Size(self.size);
+        let size = Size(zone.as_ref().map_or(self.size, |zone| zone.size));
         let refuse = |error: MemoryError| bad(WHAT, &error.to_string());
         let hugepages = match (self.hugepages.unwrap_or_default(), self.hugepage_size.map(Size)) {
             (false, _) => None,
@@ -383,21 +412,25 @@ impl MemoryBody {
             (true, Some(page)) if page == HugePageSize::OneGib.size() => Some(HugePageSize::OneGib),
             (true, Some(size)) => return Err(refuse(MemoryError::HugePageSize { size })),
         };
+        if hugepages.is_some() && zone.is_some() {
+            return Err(refused(WHAT, "memory.hugepages", &MemoryError::FileWithHugePages.to_string()));
+        }
         if let Some(page) = hugepages.map(HugePageSize::size)
             && !size.bytes().is_multiple_of(page.bytes())
         {
             return Err(refuse(MemoryError::NotWholePages { size, page }));
         }
         let growth = self.hotplug_size.unwrap_or_default();
-        if self.size.checked_add(growth).is_none() {
+        if size.bytes().checked_add(growth).is_none() {
             return Err(refused(WHAT, "memory.hotplug_size", "together with `memory.size` it is more than 64 bits can count"));
         }
-        let prefault = self.prefault.unwrap_or_default();
+        let prefault = self.prefault.unwrap_or_default() || zone.as_ref().is_some_and(|zone| zone.prefault);
         config.memory = MemoryConfig {
             size,
             growth: Size(growth),
             method,
-            shared: self.shared.unwrap_or_default(),
+            shared: self.shared.unwrap_or_default() || zone.as_ref().is_some_and(|zone| zone.shared),
+            file: zone.map(|zone| zone.file),
             hugepages,
             prefault,
             ..config.memory
@@ -410,6 +443,7 @@ impl MemoryBody {
 fn output(key: &str, body: Option<ConsoleBody>) -> Result<OutputConfig, ApiError> {
     let Some(body) = body else { return Ok(OutputConfig::Off) };
     no_iommu(WHAT, &format!("{key}.iommu"), body.iommu)?;
+    no_place(WHAT, &format!("{key}.pci_device_id"), body.pci_device_id)?;
     match (body.mode, body.file) {
         (Mode::Off | Mode::Null, _) => Ok(OutputConfig::Off),
         (Mode::Tty, _) => Ok(OutputConfig::Stdio),

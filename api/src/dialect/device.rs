@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::json::{Notes, bad, read, refused};
-use super::small::{missing, no_iommu};
+use super::small::{missing, no_iommu, no_place};
 use crate::config::flags::FlagError;
 use crate::config::{BarChoice, CliqueId, DeviceConfig, DeviceError, DeviceKind, VfioConfig};
 use crate::error::ApiError;
@@ -17,7 +17,9 @@ pub(super) struct DeviceBody {
     path: Option<PathBuf>,
     id: Option<String>,
     iommu: Option<bool>,
+    pci_device_id: Option<u8>,
     x_nv_gpudirect_clique: Option<u8>,
+    x_exclude_mmap_bars: Option<Vec<u8>>,
     banyan: Option<String>,
     #[serde(rename = "pci_segment")]
     _pci_segment: Option<u16>,
@@ -26,9 +28,15 @@ pub(super) struct DeviceBody {
 impl DeviceBody {
     pub(super) fn config(self, what: &str) -> Result<DeviceConfig, ApiError> {
         no_iommu(what, "iommu", self.iommu)?;
+        no_place(what, "pci_device_id", self.pci_device_id)?;
         let clique = self.x_nv_gpudirect_clique.map(CliqueId::try_from).transpose();
         let clique = clique.map_err(|error: DeviceError| refused(what, "x_nv_gpudirect_clique", &error.to_string()))?;
+        let excluded = self.x_exclude_mmap_bars.unwrap_or_default();
+        let direct = BarChoice::without(&excluded).map_err(|error| refused(what, "x_exclude_mmap_bars", &error.to_string()))?;
         if let Some(flags) = self.banyan {
+            if !excluded.is_empty() {
+                return Err(refused(what, "x_exclude_mmap_bars", "`banyan` describes the whole device; write `direct=` there"));
+            }
             if self.path.is_some() || self.id.is_some() || clique.is_some() {
                 return Err(refused(what, "banyan", "it describes the whole device; leave out `path`, `id` and the clique"));
             }
@@ -43,7 +51,7 @@ impl DeviceBody {
             attach: None,
             clique,
             clique_any_vendor: false,
-            direct: BarChoice::ALL,
+            direct,
             p2p: BarChoice::ALL,
             kind: DeviceKind::Vfio(VfioConfig { path }),
         })

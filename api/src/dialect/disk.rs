@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::json::{Notes, bad, read, refused};
-use super::small::{missing, no_iommu};
+use super::small::{missing, no_iommu, no_place};
 use crate::config::{DiskConfig, DiskIo, DiskSource, ImageFormat, IoEngine, RateLimit, TokenBucket};
 use crate::error::ApiError;
 
@@ -24,6 +24,7 @@ pub(super) struct DiskBody {
     rate_limiter_config: Option<RateLimiter>,
     rate_limit_group: Option<String>,
     iommu: Option<bool>,
+    pci_device_id: Option<u8>,
     vhost_user: Option<bool>,
     vhost_socket: Option<PathBuf>,
     banyan: Option<String>,
@@ -78,6 +79,7 @@ impl From<RateLimiter> for RateLimit {
 impl DiskBody {
     pub(super) fn config(self, what: &str) -> Result<DiskConfig, ApiError> {
         no_iommu(what, "iommu", self.iommu)?;
+        no_place(what, "pci_device_id", self.pci_device_id)?;
         if self.rate_limit_group.is_some_and(|group| !group.is_empty()) {
             let why = "disks that share a limit are not supported; give each its own `rate_limiter_config`";
             return Err(refused(what, "rate_limit_group", why));

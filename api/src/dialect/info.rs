@@ -5,12 +5,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{disk, net};
+use super::{disk, net, zone};
 use crate::config::{DeviceConfig, DeviceKind, HotplugMethod, HugePageSize, NumaConfig, OutputConfig, Payload, VmConfig};
 use crate::info::{BarInfo, DeviceInfo, Phase, Progress, VmInfo};
 
 /// What is said of the width of addresses where it was not asked for: the dialect's own default.
-const PHYSICAL_BITS: u8 = 46;
+pub(super) const PHYSICAL_BITS: u8 = 46;
 
 /// The reply to vm.info.
 #[must_use]
@@ -138,6 +138,7 @@ fn memory(config: &VmConfig) -> Value {
     });
     if let Some(map) = value.as_object_mut() {
         disk::put(map, "hugepage_size", memory.hugepages.map(HugePageSize::size).map(|size| size.bytes()));
+        disk::put(map, "zones", zone::body(memory));
     }
     value
 }

@@ -149,7 +149,18 @@ impl Machine {
             base.pcie = PcieConfig::default();
         }
         let mut config = create(&super::json::ascii(&value), &base, notes)?;
-        config.cpus.kvm_signature = text::<CpuConfig>(&own.cpus)?.kvm_signature;
+        let saved = text::<CpuConfig>(&own.cpus)?;
+        let counts = |cpus: &CpuConfig| (cpus.count, cpus.max.unwrap_or(cpus.count), cpus.topology);
+        let bits = |bits: Option<u8>| bits.unwrap_or(info::PHYSICAL_BITS);
+        if counts(&saved) != counts(&config.cpus) || bits(own.max_physical_bits) != bits(config.max_physical_bits) {
+            let why = format!(
+                "key `cpus`: it differs from that of the machine that was saved, which has {saved} and addresses of {} bits; it cannot be \
+                 edited",
+                bits(own.max_physical_bits)
+            );
+            return Err(bad(WHAT, &why));
+        }
+        config.cpus.kvm_signature = saved.kvm_signature;
         config.devices = own.devices.iter().map(|device| text(device)).collect::<Result<_, _>>()?;
         config.debug_exit = own.debug_exit;
         config.max_physical_bits = own.max_physical_bits;
@@ -275,6 +286,23 @@ mod tests {
         let read = Machine::from_json(&super::super::json::ascii(&value), &VmConfig::default(), &Notes::default()).unwrap();
         assert!(!read.config.memory.shared);
         assert_eq!(read.config.vsock.unwrap().socket.to_str(), Some("/w"));
+    }
+
+    #[test]
+    fn processors_cannot_be_edited() {
+        let original = machine().to_json();
+        for (key, value) in [
+            ("boot_vcpus", json!(1)),
+            ("max_vcpus", json!(5)),
+            ("max_phys_bits", json!(40)),
+            ("topology", json!({"threads_per_core": 2, "cores_per_die": 2, "dies_per_package": 1, "packages": 1})),
+        ] {
+            let mut edited = original.clone();
+            edited["cpus"][key] = value;
+            let text = super::super::json::ascii(&edited);
+            let error = Machine::from_json(&text, &VmConfig::default(), &Notes::default()).unwrap_err().to_string();
+            assert!(error.contains("key `cpus`: it differs") && error.contains("2,max=4"), "{key}: {error}");
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod machine;
 mod net;
 mod reply;
 mod small;
+mod zone;
 
 pub use create::create;
 pub use device::{add_device, device_body};
@@ -24,7 +25,7 @@ pub use info::{fs_body, progress, vm_info, vsock_body};
 pub use json::Notes;
 pub use net::{add_net, net_body};
 pub use reply::{added, counters, injection, listing, ping};
-pub use small::{add_fs, add_vsock, inject_error, remove_device, resize, restore, snapshot};
+pub use small::{Restore, add_fs, add_vsock, inject_error, remove_device, resize, restore, snapshot};
 
 #[cfg(test)]
 mod tests;

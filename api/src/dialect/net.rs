@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::disk::{RateLimiter, put, rate_limit, server};
 use super::json::{Notes, bad, read, refused};
-use super::small::no_iommu;
+use super::small::{no_iommu, no_place};
 use crate::config::{MacError, NetConfig, NetError, NetSource, RateLimit};
 use crate::error::ApiError;
 
@@ -25,6 +25,7 @@ pub(super) struct NetBody {
     offload_ufo: Option<bool>,
     rate_limiter_config: Option<RateLimiter>,
     iommu: Option<bool>,
+    pci_device_id: Option<u8>,
     vhost_user: Option<bool>,
     vhost_socket: Option<PathBuf>,
     vhost_mode: Option<VhostMode>,
@@ -54,6 +55,7 @@ enum VhostMode {
 impl NetBody {
     pub(super) fn config(self, what: &str) -> Result<NetConfig, ApiError> {
         no_iommu(what, "iommu", self.iommu)?;
+        no_place(what, "pci_device_id", self.pci_device_id)?;
         let source = match (server(what, self.vhost_user, self.vhost_socket)?, self.tap) {
             (Some(_), Some(_)) => return Err(refused(what, "vhost_socket", "it and `tap` are two interfaces; keep one")),
             (Some(_), None) if self.vhost_mode == Some(VhostMode::Server) => {

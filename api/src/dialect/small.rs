@@ -60,17 +60,37 @@ pub fn snapshot(body: &[u8], notes: &Notes) -> Result<PathBuf, ApiError> {
 struct RestoreBody {
     source_url: String,
     prefault: Option<bool>,
+    resume: Option<bool>,
     net_fds: Option<Vec<serde_json::Value>>,
+    zone_updates: Option<Vec<serde_json::Value>>,
+    // How memory comes from the files follows from what they are.
+    #[serde(rename = "memory_restore_mode")]
+    _memory_restore_mode: Option<String>,
 }
 
-/// The body of vm.restore: the folder, and whether all memory is to be read before the reply.
-pub fn restore(body: &[u8], notes: &Notes) -> Result<(PathBuf, bool), ApiError> {
+/// What vm.restore asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restore {
+    /// The folder.
+    pub from: PathBuf,
+    /// All memory is to be read before the reply.
+    pub prefault: bool,
+    /// The machine is to go on before the reply.
+    pub resume: bool,
+}
+
+/// The body of vm.restore.
+pub fn restore(body: &[u8], notes: &Notes) -> Result<Restore, ApiError> {
     const WHAT: &str = "vm.restore";
-    let RestoreBody { source_url, prefault, net_fds } = read(WHAT, body, notes)?;
+    let RestoreBody { source_url, prefault, resume, net_fds, zone_updates, .. } = read(WHAT, body, notes)?;
+    if zone_updates.is_some_and(|zones| !zones.is_empty()) {
+        return Err(refused(WHAT, "zone_updates", "it is not supported; edit `numa` in config.json"));
+    }
     if net_fds.is_some_and(|fds| !fds.is_empty()) {
         return Err(refused(WHAT, "net_fds", "taps of a snapshot are opened by their names; add others after vm.restore"));
     }
-    Ok((folder(WHAT, "source_url", &source_url)?, prefault.unwrap_or_default()))
+    let from = folder(WHAT, "source_url", &source_url)?;
+    Ok(Restore { from, prefault: prefault.unwrap_or_default(), resume: resume.unwrap_or_default() })
 }
 
 /// A folder of this machine, as a URL.
@@ -99,12 +119,14 @@ pub(super) struct FsBody {
     socket: PathBuf,
     num_queues: Option<u16>,
     queue_size: Option<u16>,
+    pci_device_id: Option<u8>,
     #[serde(rename = "pci_segment")]
     _pci_segment: Option<u16>,
 }
 
 impl FsBody {
     pub(super) fn config(self, what: &str) -> Result<FsConfig, ApiError> {
+        no_place(what, "pci_device_id", self.pci_device_id)?;
         let Self { id, tag, socket, num_queues, queue_size, .. } = self;
         let folder = FsConfig { id, tag, socket, queues: num_queues.unwrap_or(1), queue_size: queue_size.unwrap_or(1024) };
         folder.check().map_err(|error| {
@@ -132,12 +154,14 @@ pub(super) struct VsockBody {
     cid: u64,
     socket: PathBuf,
     iommu: Option<bool>,
+    pci_device_id: Option<u8>,
     #[serde(rename = "pci_segment")]
     _pci_segment: Option<u16>,
 }
 
 impl VsockBody {
     pub(super) fn config(self, what: &str) -> Result<VsockConfig, ApiError> {
+        no_place(what, "vsock.pci_device_id", self.pci_device_id)?;
         no_iommu(what, "vsock.iommu", self.iommu)?;
         // 0 to 2 are the hypervisor's, a local one and the host's; the last one stands for any (virtio 1.2, 5.10.4).
         let cid = u32::try_from(self.cid).ok().filter(|cid| (3..u32::MAX).contains(cid));
@@ -158,6 +182,17 @@ pub(super) fn no_iommu(what: &str, key: &str, wanted: Option<bool>) -> Result<()
         return Err(refused(what, key, "Banyan has no IOMMU for the guest; turn it off (Kata: `enable_iommu = false`)"));
     }
     Ok(())
+}
+
+/// Which device number a device has follows from the order of all, and cannot be promised to one.
+pub(super) fn no_place(what: &str, key: &str, number: Option<u8>) -> Result<(), ApiError> {
+    match number {
+        None => Ok(()),
+        Some(_) => {
+            let why = "a client cannot choose it; leave it out, and take the address from the reply or from vm.info";
+            Err(refused(what, key, why))
+        }
+    }
 }
 
 /// Exactly one of several is there.

@@ -87,7 +87,13 @@ impl Service {
                 Err(error) => Reply::Error(error),
             },
             Endpoint::Restore => match dialect::restore(body, notes) {
-                Ok((from, prefault)) => self.ask(|reply| Command::Restore { from, prefault, reply }).await.into(),
+                Ok(dialect::Restore { from, prefault, resume }) => {
+                    let restored = self.ask(|reply| Command::Restore { from, prefault, reply }).await;
+                    match restored {
+                        Ok(()) if resume => self.ask(|reply| Command::Resume { reply }).await.into(),
+                        restored => restored.into(),
+                    }
+                }
                 Err(error) => Reply::Error(error),
             },
             Endpoint::Resize => match dialect::resize(body, notes) {

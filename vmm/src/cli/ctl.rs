@@ -77,10 +77,10 @@ pub enum CtlCommand {
     /// Write the paused machine down, to be restored by another process
     ///
     /// Not with functions of the host, devices that another process serves, taps that came as descriptors, or --memory
-    /// hotplug-method=virtio-mem. The files are config.json, which may be edited, state and memory-ranges; only their owner can
-    /// read them, and the guest's secrets are in them.
+    /// hotplug-method=virtio-mem. The files are config.json, which may be edited, state.json and memory-ranges, which has no memory
+    /// that is shared in a file; only their owner can read them, and the guest's secrets are in them.
     Snapshot {
-        /// An empty folder
+        /// A folder in which there is no snapshot
         #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
         folder: PathBuf,
     },

@@ -61,7 +61,7 @@ pub(super) struct RunArguments {
     #[arg(verbatim_doc_comment, allow_negative_numbers = true)]
     cpus: Option<CpuConfig>,
 
-    /// Memory, such as 4G [default: 512M]; keys: size, hotplug, hotplug-method, shared, hugepages, prefault
+    /// Memory, such as 4G [default: 512M]; keys: size, hotplug, hotplug-method, shared, file, hugepages, prefault
     ///
     ///   size=SIZE            bytes, or with suffix K, M, G, T; a bare SIZE
     ///                        is enough
@@ -73,6 +73,10 @@ pub(super) struct RunArguments {
     ///                        virtio-mem: it comes and goes in blocks of 2M, or
     ///                        more with hugepages=1G or above 64G [default: acpi]
     ///   shared=on|off        other processes can map it [default: off]
+    ///   file=PATH            it is in this file, best in a tmpfs; with
+    ///                        shared=on what the guest writes is there, and
+    ///                        the file is made if need be; otherwise it
+    ///                        begins with what is there
     ///   hugepages=off|2M|1G  from the host's huge pages [default: off];
     ///                        `on` with hugepage_size=2M or 1G is the same
     ///   prefault=on|off      touch every page at start [default: off]

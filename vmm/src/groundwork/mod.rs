@@ -27,6 +27,7 @@ pub use work::{Preparation, Work, event};
 
 use crate::host;
 use crate::kvm::{KvmError, Vm};
+use crate::memory::file::Use;
 use crate::memory::{self, Backing, MemoryError, RamRegion};
 use crate::numa::Binding;
 use crate::snapshot::SnapshotError;
@@ -41,6 +42,8 @@ pub struct Needs {
     pub memory: MemoryConfig,
     /// Where the guest has it.
     pub ranges: Vec<Range>,
+    /// Which of it is in the file that `memory` names, in this order.
+    pub named: Vec<Range>,
     /// Which of it comes from which node of the host.
     pub bindings: Vec<Binding>,
     /// Where blocks of memory come and go; nobody maps these here.
@@ -81,11 +84,33 @@ pub fn backing(memory: &MemoryConfig, transparent_huge_pages: bool) -> Backing {
     Backing { shared: memory.shared, huge_page, transparent_huge_pages }
 }
 
+impl Needs {
+    /// RAM in `ranges`, new or in a file.
+    fn reserve(&self, ranges: &[Range], backing: Backing) -> Result<GuestMemoryMmap, MemoryError> {
+        let (named, rest): (Vec<Range>, Vec<Range>) = ranges.iter().copied().partition(|range| self.named.contains(range));
+        match self.named_ram(&named, true)? {
+            None => memory::create(&rest, backing),
+            Some(named) if rest.is_empty() => Ok(named),
+            Some(named) => memory::join(&named, &memory::create(&rest, backing)?),
+        }
+    }
+
+    /// RAM in `ranges`, which are all that the named file has, if there are some. The file `grows` if it has to.
+    pub fn named_ram(&self, ranges: &[Range], grows: bool) -> Result<Option<GuestMemoryMmap>, MemoryError> {
+        let (Some(path), false) = (&self.memory.file, ranges.is_empty()) else { return Ok(None) };
+        let shared = self.memory.shared;
+        let how = Use { shared, grows, pinned: !self.functions.is_empty() };
+        let file = memory::file::open(path, ranges.iter().map(Range::len).fold(0, u64::saturating_add), how)?;
+        memory::file::map(&file, ranges, shared).map(Some)
+    }
+}
+
 impl Groundwork {
     /// Reserves RAM, unless the one of a machine before a reset is given, and opens the host functions. Ranges that this RAM
     /// lacks are reserved.
     pub fn open(vm: Vm, needs: &Needs, ram: Option<GuestMemoryMmap>) -> Result<Self, GroundworkError> {
-        let used = ram.is_some();
+        // A file may hold anything.
+        let used = ram.is_some() || !needs.named.is_empty();
         let passthrough = !needs.functions.is_empty();
         let backing = backing(&needs.memory, passthrough || needs.memory.prefault);
         let there = |range: &Range| ram.as_ref().is_some_and(|ram| ram.iter().any(|region| region.start_addr().0 == range.start));
@@ -93,7 +118,7 @@ impl Groundwork {
         let ram = match ram {
             Some(ram) if missing.is_empty() => ram,
             ram => {
-                let more = memory::create(&missing, backing)?;
+                let more = needs.reserve(&missing, backing)?;
                 let bindings: Vec<Binding> = needs
                     .bindings
                     .iter()
@@ -209,6 +234,7 @@ mod tests {
         Needs {
             memory: MemoryConfig { size: Size(bytes), ..memory },
             ranges,
+            named: Vec::new(),
             bindings: Vec::new(),
             blocks: Vec::new(),
             functions: BTreeMap::new(),

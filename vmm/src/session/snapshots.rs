@@ -41,14 +41,16 @@ impl Session<'_, '_> {
         check_folder(folder)?;
         let machine = devices::describe(self.config, &shown, &changes, |name| self.machine.backends().address(name))?;
         let ram = self.machine.ram();
+        let kept = if self.config.memory.keeps() { self.plan.map.ram.clone() } else { Vec::new() };
         let state = StateFile {
             shape: shape(&changes.plan(self.plan)),
             ranges: memory::regions(&ram).iter().map(|region| Range::sized(region.at, region.len)).collect(),
+            named: !kept.is_empty(),
             extent: self.resizer.extent().clone(),
             machine: self.machine.save().map_err(SnapshotError::from)?,
         };
         let config = format!("{:#}\n", machine.to_json());
-        Written::start(folder, config.as_bytes(), &state.to_bytes(), ram, Arc::clone(&self.written))
+        Written::start(folder, config.as_bytes(), &state.to_bytes(), (ram, kept), Arc::clone(&self.written))
     }
 
     /// Follows a snapshot under way to its end.

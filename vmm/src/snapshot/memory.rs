@@ -8,24 +8,32 @@ use arch::memory_map::Range;
 use devices::pagemap::{PAGE, PageMap};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
-use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
-};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::groundwork::Work;
-use crate::memory::MemoryError;
 
 /// What is copied at a time.
 const PIECE: u64 = 1 << 20;
 
-/// Writes all of `ram` to `file`, one range after the other. Pages of zeros become holes. False when it was broken off.
-pub fn write(ram: &GuestMemoryMmap, file: &File, work: &Work) -> io::Result<bool> {
-    let total: u64 = ram.iter().map(|region| region.len()).sum();
+/// The parts of `ram` that are to be written: those in `kept` are in a file already.
+pub fn apart<'a>(ram: &'a GuestMemoryMmap, kept: &[Range]) -> impl Iterator<Item = &'a GuestRegionMmap> {
+    ram.iter().filter(move |region| kept.iter().all(|range| range.start != region.start_addr().0))
+}
+
+/// Has the parts of `ram` that are `kept` in a file on the disk, as far as the file system keeps anything there.
+pub fn settle(ram: &GuestMemoryMmap, kept: &[Range]) -> io::Result<()> {
+    let named = ram.iter().filter(|region| kept.iter().any(|range| range.start == region.start_addr().0));
+    named.filter_map(GuestMemoryRegion::file_offset).try_for_each(|file| file.file().sync_data())
+}
+
+/// Writes all of `ram` but `kept` to `file`, one range after the other. Pages of zeros become holes. False when it was broken off.
+pub fn write(ram: &GuestMemoryMmap, kept: &[Range], file: &File, work: &Work) -> io::Result<bool> {
+    let total: u64 = apart(ram, kept).map(GuestMemoryRegion::len).sum();
     file.set_len(total)?;
     let map = PageMap::open().ok();
     let mut at = 0;
     let mut piece = vec![0; usize::try_from(PIECE).unwrap_or(PAGE)];
-    for region in ram.iter() {
+    for region in apart(ram, kept) {
         for offset in (0..region.len()).step_by(usize::try_from(PIECE).unwrap_or(PAGE)) {
             if work.is_stopped() {
                 return Ok(false);
@@ -73,23 +81,6 @@ fn touched(region: &GuestRegionMmap, offset: u64, len: u64, map: Option<&PageMap
     used.map_or(true, |mut used| used.next().is_some())
 }
 
-/// Maps `file` as RAM in `ranges`. What the guest writes stays in this process: the file is as it was, for others, too.
-pub fn map(file: &File, ranges: &[Range]) -> Result<GuestMemoryMmap, MemoryError> {
-    let mut regions = Vec::new();
-    let mut at = 0;
-    for range in ranges {
-        let failed = |source: io::Error| MemoryError::Map { at: range.start, len: range.len(), source };
-        let len = usize::try_from(range.len()).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
-        let offset = FileOffset::new(file.try_clone().map_err(failed)?, at);
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_NORESERVE);
-        let region = MmapRegion::build(Some(offset), len, prot, flags).map_err(|error| failed(io::Error::other(error)))?;
-        let region = GuestRegionMmap::new(region, GuestAddress(range.start));
-        regions.push(region.ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?);
-        at += range.len();
-    }
-    GuestMemoryMmap::from_regions(regions).map_err(|error| MemoryError::Layout { reason: error.to_string() })
-}
-
 /// Fills `ram`, which is new, with what `file` holds. False when it was broken off.
 pub fn fill(ram: &GuestMemoryMmap, file: &File, work: &Work) -> io::Result<bool> {
     let mut start = 0;
@@ -132,6 +123,10 @@ mod tests {
     use super::*;
     use crate::memory::{self, Backing};
 
+    fn map(file: &File, ranges: &[Range]) -> GuestMemoryMmap {
+        memory::file::map(file, ranges, false).unwrap()
+    }
+
     const RANGES: [Range; 2] = [Range { start: 0, end: 8 << 20 }, Range { start: 16 << 20, end: 48 << 20 }];
 
     fn filled(backing: Backing) -> GuestMemoryMmap {
@@ -152,12 +147,12 @@ mod tests {
             let backing = Backing { shared, ..Backing::default() };
             let file = tempfile::tempfile().unwrap();
             let work = Work::step(Step::Snapshot, 40 << 20);
-            assert!(write(&filled(backing), &file, &work).unwrap());
+            assert!(write(&filled(backing), &[], &file, &work).unwrap());
             assert_eq!(work.progress().percent(), 100);
             let metadata = file.metadata().unwrap();
             assert_eq!(metadata.len(), 40 << 20);
             assert!(metadata.blocks() * 512 <= 64 << 10, "{} blocks", metadata.blocks());
-            let mapped = map(&file, &RANGES).unwrap();
+            let mapped = map(&file, &RANGES);
             assert_eq!(content(&mapped), (*b"low", *b"high"));
             let new = memory::create(&RANGES, backing).unwrap();
             assert!(fill(&new, &file, &Work::step(Step::Restore, 40 << 20)).unwrap());
@@ -165,10 +160,20 @@ mod tests {
             // Another one of what was mapped has both what was there and what was written since.
             mapped.write_slice(b"new", GuestAddress(0x1000)).unwrap();
             let again = tempfile::tempfile().unwrap();
-            assert!(write(&mapped, &again, &Work::step(Step::Snapshot, 40 << 20)).unwrap());
-            assert_eq!(content(&map(&again, &RANGES).unwrap()), (*b"new", *b"high"));
-            assert_eq!(content(&map(&file, &RANGES).unwrap()), (*b"low", *b"high"), "the file is as it was");
+            assert!(write(&mapped, &[], &again, &Work::step(Step::Snapshot, 40 << 20)).unwrap());
+            assert_eq!(content(&map(&again, &RANGES)), (*b"new", *b"high"));
+            assert_eq!(content(&map(&file, &RANGES)), (*b"low", *b"high"), "the file is as it was");
         }
+    }
+
+    #[test]
+    fn what_is_in_a_file_already_is_not_written_again() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(write(&filled(Backing::default()), &RANGES[..1], &file, &Work::step(Step::Snapshot, 32 << 20)).unwrap());
+        assert_eq!(file.metadata().unwrap().len(), 32 << 20);
+        let mut last = [0; 4];
+        file.read_exact_at(&mut last, (32 << 20) - 4).unwrap();
+        assert_eq!(&last, b"high");
     }
 
     #[test]
@@ -176,7 +181,7 @@ mod tests {
         let work = Work::step(Step::Snapshot, 40 << 20);
         work.stop();
         let file = tempfile::tempfile().unwrap();
-        assert!(!write(&filled(Backing::default()), &file, &work).unwrap());
+        assert!(!write(&filled(Backing::default()), &[], &file, &work).unwrap());
         assert!(!fill(&filled(Backing::default()), &file, &work).unwrap());
     }
 }

@@ -3,12 +3,14 @@
 //! | file | what |
 //! |---|---|
 //! | `config.json` | the machine as in vm.create, with what came and left since its start; may be edited |
-//! | `state` | registers of processors, interrupt controllers and devices |
-//! | `memory-ranges` | RAM, one range after the other; pages that nobody touched are holes |
+//! | `state.json` | registers of processors, interrupt controllers and devices. The name is the one that is copied by who makes
+//! machines of templates; it is no JSON |
+//! | `memory-ranges` | RAM, one range after the other; pages that nobody touched are holes. Without what is in a file of its own,
+//! and not there if that is all |
 //!
 //! | question | module |
 //! |---|---|
-//! | what is in `state` around the machine's own? | [`state`] |
+//! | what is in `state.json` around the machine's own? | [`state`] |
 //! | which pages are written, and how does RAM come back? | [`memory`] |
 //! | how are devices written that came while the guest ran? | [`devices`] |
 //! | in which order are files made, and who removes them? | [`mod@write`] |
@@ -36,7 +38,7 @@ use crate::memory::MemoryError;
 /// The machine.
 pub const CONFIG: &str = "config.json";
 /// Registers.
-pub const STATE: &str = "state";
+pub const STATE: &str = "state.json";
 /// RAM.
 pub const MEMORY: &str = "memory-ranges";
 
@@ -52,10 +54,22 @@ pub enum SnapshotError {
         #[source]
         source: io::Error,
     },
-    /// Somebody else's files.
-    #[error("the folder {} is not empty: a snapshot goes to an empty one", path.display())]
-    NotEmpty {
-        /// The folder.
+    /// Files of another snapshot.
+    #[error("there is a snapshot already, {} is of it: give it a folder of its own", path.display())]
+    Taken {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file for RAM that was taken out of the configuration.
+    #[error("the memory of this machine is in a file of its own: config.json has to name it, as `file` of its zone of memory")]
+    NoFile,
+    /// A file for RAM that the snapshot's would be written over.
+    #[error(
+        "the memory of this machine is in {MEMORY} of the snapshot, and would be written over {}: leave `shared` false in config.json",
+        path.display()
+    )]
+    Over {
+        /// The file.
         path: PathBuf,
     },
     /// A file that cannot be written.
@@ -67,6 +81,9 @@ pub enum SnapshotError {
         #[source]
         source: io::Error,
     },
+    /// Memory that a file system does not take.
+    #[error("the memory of the machine cannot be kept in its file: is there room?")]
+    Kept(#[source] io::Error),
     /// A file that cannot be read.
     #[error("cannot read {}: is the folder that of a snapshot?", path.display())]
     Read {
@@ -170,7 +187,10 @@ impl SnapshotError {
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Folder { .. }
-            | Self::NotEmpty { .. }
+            | Self::Taken { .. }
+            | Self::NoFile
+            | Self::Over { .. }
+            | Self::Memory(MemoryError::File(_))
             | Self::Read { .. }
             | Self::Size { .. }
             | Self::Long { .. }
@@ -182,7 +202,7 @@ impl SnapshotError {
             Self::Device { .. } => ErrorKind::Unsupported,
             Self::Busy => ErrorKind::Conflict,
             Self::Save(SaveError::State(_)) => ErrorKind::Unsupported,
-            Self::Write { .. } | Self::Save(_) | Self::Memory(_) | Self::Stopped => ErrorKind::Internal,
+            Self::Write { .. } | Self::Kept(_) | Self::Save(_) | Self::Memory(_) | Self::Stopped => ErrorKind::Internal,
         }
     }
 }

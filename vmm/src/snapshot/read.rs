@@ -37,7 +37,8 @@ pub struct Snapshot {
     pub shown: VmConfig,
     changes: Changes,
     state: Part,
-    memory: Part,
+    /// Where it should be, if it is not there: RAM may be elsewhere.
+    memory: Result<Part, SnapshotError>,
     prefault: bool,
 }
 
@@ -70,7 +71,7 @@ impl Snapshot {
         let machine = Machine::from_json(&bytes, base, &Notes::default());
         let machine = machine.map_err(|source| SnapshotError::Config { path, source })?;
         let (changes, shown) = devices::changes(&machine)?;
-        let (state, memory) = (Part::open(folder, STATE)?, Part::open(folder, MEMORY)?);
+        let (state, memory) = (Part::open(folder, STATE)?, Part::open(folder, MEMORY));
         Ok(Self { config: machine.config, shown, changes, state, memory, prefault })
     }
 
@@ -112,58 +113,101 @@ impl Snapshot {
     pub fn start(self, vm: Vm, blueprint: Arc<Blueprint>) -> Result<Preparation<(Groundwork, Option<Saved>)>, GroundworkError> {
         let memory = &blueprint.config.memory;
         let reads_memory = memory.shared || memory.hugepages.is_some() || memory.prefault || self.prefault;
-        let total = self.state.len.saturating_add(if reads_memory { self.memory.len } else { 0 });
+        let len = self.memory.as_ref().map_or(0, |memory| memory.len);
+        let total = self.state.len.saturating_add(if reads_memory { len } else { 0 });
         Preparation::start(Work::step(Step::Restore, total), move |work| {
-            let (changes, state, needs) = self.read_state(&blueprint, work)?;
-            let ground = self.ground(vm, needs, work)?;
-            Ok((ground, Some(Saved { changes, state })))
+            let (prefault, memory) = (self.prefault, self.memory);
+            let state = read_state(&self.state, &self.changes, &blueprint, work)?;
+            let ground = Ram::find(&state, memory)?.ground(vm, &state.needs, prefault, work)?;
+            Ok((ground, Some(Saved { changes: state.changes, state: state.machine })))
         })
     }
+}
 
-    /// Reads and checks the state; what the machine stands on follows from it.
-    fn read_state(&self, blueprint: &Blueprint, work: &Work) -> Result<(Changes, Vec<u8>, Needs), GroundworkError> {
-        let state = self.state.read(work)?;
-        let mut changes = self.changes.clone();
-        if state::shape(&changes.plan(&blueprint.plan)) != state.shape {
-            return Err(SnapshotError::Shape { what: "places of devices or memory" }.into());
+/// A state that was read, and what the machine stands on.
+struct Known {
+    changes: Changes,
+    machine: Vec<u8>,
+    needs: Needs,
+    /// RAM of the start is in the file that the configuration names.
+    named: bool,
+}
+
+/// Reads and checks the state; what the machine stands on follows from it.
+fn read_state(part: &Part, changes: &Changes, blueprint: &Blueprint, work: &Work) -> Result<Known, GroundworkError> {
+    let state = part.read(work)?;
+    let mut changes = changes.clone();
+    if state::shape(&changes.plan(&blueprint.plan)) != state.shape {
+        return Err(SnapshotError::Shape { what: "places of devices or memory" }.into());
+    }
+    let room = Room::new(&blueprint.config, blueprint.spec.numa.as_ref(), &blueprint.plan.map.hot_plug);
+    if !room.holds(&state.extent) {
+        return Err(SnapshotError::Shape { what: "processors or memory that came" }.into());
+    }
+    changes.resize(state.extent);
+    let mut needs: Needs = needs(&blueprint.config, &blueprint.spec, &blueprint.plan);
+    changes.add_to(&mut needs, &blueprint.spec);
+    needs.ranges.sort_by_key(|range| range.start);
+    if needs.ranges != state.ranges {
+        return Err(SnapshotError::Shape { what: "memory" }.into());
+    }
+    Ok(Known { changes, machine: state.machine, needs, named: state.named })
+}
+
+/// Where RAM is.
+struct Ram {
+    /// What of it is in a file that the configuration names.
+    named: Vec<Range>,
+    /// The rest, which is in the snapshot.
+    rest: Vec<Range>,
+    /// The snapshot's file, if there is a rest.
+    part: Option<Part>,
+}
+
+impl Ram {
+    fn find(known: &Known, memory: Result<Part, SnapshotError>) -> Result<Self, SnapshotError> {
+        let needs = &known.needs;
+        match &needs.memory.file {
+            None if known.named => return Err(SnapshotError::NoFile),
+            Some(path) if !known.named && needs.memory.shared => return Err(SnapshotError::Over { path: path.clone() }),
+            _ => {}
         }
-        let room = Room::new(&blueprint.config, blueprint.spec.numa.as_ref(), &blueprint.plan.map.hot_plug);
-        if !room.holds(&state.extent) {
-            return Err(SnapshotError::Shape { what: "processors or memory that came" }.into());
+        let is_named = |range: &Range| known.named && needs.named.contains(range);
+        let (named, rest): (Vec<Range>, Vec<Range>) = needs.ranges.iter().copied().partition(is_named);
+        let wanted = rest.iter().map(Range::len).fold(0, u64::saturating_add);
+        let part = if rest.is_empty() { None } else { Some(memory?) };
+        match part {
+            Some(Part { path, len, .. }) if len != wanted => Err(SnapshotError::Size { path, found: len, wanted }),
+            part => Ok(Self { named, rest, part }),
         }
-        changes.resize(state.extent);
-        let mut needs: Needs = needs(&blueprint.config, &blueprint.spec, &blueprint.plan);
-        changes.add_to(&mut needs, &blueprint.spec);
-        needs.ranges.sort_by_key(|range| range.start);
-        if needs.ranges != state.ranges {
-            return Err(SnapshotError::Shape { what: "memory" }.into());
-        }
-        let Part { path, len, .. } = &self.memory;
-        let wanted = needs.ranges.iter().map(Range::len).fold(0, u64::saturating_add);
-        if *len != wanted {
-            return Err(SnapshotError::Size { path: path.clone(), found: *len, wanted }.into());
-        }
-        Ok((changes, state.machine, needs))
     }
 
     /// Makes what the machine stands on, with RAM as it was.
-    fn ground(&self, vm: Vm, needs: Needs, work: &Work) -> Result<Groundwork, GroundworkError> {
-        let Part { file, path, .. } = &self.memory;
-        if needs.memory.shared || needs.memory.hugepages.is_some() {
-            let backing = groundwork::backing(&needs.memory, false);
-            let ram = ram::create(&needs.ranges, backing)?;
-            ram::bind(&ram, &needs.bindings, backing.huge_page)?;
-            let ground = Groundwork::open(vm, &needs, Some(ram))?;
-            return match memory::fill(&ground.ram, file, work) {
+    fn ground(&self, vm: Vm, needs: &Needs, prefault: bool, work: &Work) -> Result<Groundwork, GroundworkError> {
+        let named = needs.named_ram(&self.named, false)?;
+        let copied = needs.memory.shared || needs.memory.hugepages.is_some();
+        let rest = match &self.part {
+            None => None,
+            Some(part) if copied => Some((ram::create(&self.rest, groundwork::backing(&needs.memory, false))?, part)),
+            Some(part) => Some((ram::file::map(&part.file, &self.rest, false)?, part)),
+        };
+        let all = match (named, &rest) {
+            (Some(named), Some((rest, _))) => ram::join(&named, rest)?,
+            (Some(named), None) => named,
+            (None, Some((rest, _))) => rest.clone(),
+            // Ranges are never none.
+            (None, None) => return Err(SnapshotError::Shape { what: "memory" }.into()),
+        };
+        ram::bind(&all, &needs.bindings, needs.memory.hugepages.map(|page| page.size().bytes()))?;
+        let ground = Groundwork::open(vm, needs, Some(all))?;
+        if let Some((rest, Part { file, path, .. })) = rest.filter(|_| copied) {
+            return match memory::fill(&rest, file, work) {
                 Ok(true) => Ok(ground),
                 Ok(false) => Err(GroundworkError::Stopped),
                 Err(source) => Err(SnapshotError::Read { path: path.clone(), source }.into()),
             };
         }
-        let ram = memory::map(file, &needs.ranges)?;
-        ram::bind(&ram, &needs.bindings, None)?;
-        let ground = Groundwork::open(vm, &needs, Some(ram))?;
-        if self.prefault || needs.memory.prefault {
+        if prefault || needs.memory.prefault {
             for region in ram::regions(&ground.ram) {
                 let progress = |bytes| {
                     work.has_touched(bytes);

@@ -1,4 +1,4 @@
-//! What is in the file `state`: a head that says that all of it is there, the shape of the machine, and the machine's own state.
+//! What is in the file `state.json`: a head that says that all of it is there, the shape of the machine, and the machine's own state.
 
 use arch::memory_map::Range;
 use devices::acpi::MemoryDevice;
@@ -12,7 +12,7 @@ use crate::resize::Extent;
 
 const MAGIC: [u8; 8] = *b"BNYNSNAP";
 /// Of the file and everything in it.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes of magic, version, length of what follows, checksum of what follows.
 pub const HEAD: usize = 8 + 4 + 8 + 8;
 /// What a vCPU, a function without its BARs and everything else have at most, with much room: registers, tables and queues.
@@ -48,6 +48,8 @@ pub struct StateFile {
     pub shape: u64,
     /// Where RAM is, in the order of the memory file.
     pub ranges: Vec<Range>,
+    /// RAM of the start is in a file that the configuration names, and not in the memory file.
+    pub named: bool,
     /// Processors and memory that came.
     pub extent: Extent,
     /// For [`crate::machine::Machine`].
@@ -65,6 +67,7 @@ impl StateFile {
             writer.u64(range.start);
             writer.u64(range.end);
         }
+        writer.bool(self.named);
         writer.count(self.extent.cpus.len());
         self.extent.cpus.iter().for_each(|cpu| writer.u8(*cpu));
         writer.count(self.extent.memory.len());
@@ -95,6 +98,7 @@ impl StateFile {
             }
             ranges.push(Range { start, end });
         }
+        let named = reader.bool()?;
         let mut extent = Extent::default();
         for _ in 0..reader.count()? {
             extent.cpus.insert(reader.u8()?);
@@ -104,7 +108,7 @@ impl StateFile {
         }
         let machine = reader.bytes()?.to_vec();
         reader.end()?;
-        Ok(Self { shape, ranges, extent, machine })
+        Ok(Self { shape, ranges, named, extent, machine })
     }
 }
 
@@ -175,6 +179,7 @@ mod tests {
         StateFile {
             shape: 7,
             ranges: vec![Range { start: 0, end: 64 << 20 }, Range { start: 4 << 30, end: 5 << 30 }],
+            named: true,
             extent: Extent {
                 cpus: [0, 2].into(),
                 memory: vec![MemoryDevice { base: 4 << 30, len: 1 << 30, node: 0 }],
@@ -207,7 +212,7 @@ mod tests {
         }
         let mut newer = bytes;
         newer[8] = 9;
-        assert_eq!(from_bytes(&newer), Err(StateFileError::Version { found: 9, known: 1 }));
+        assert_eq!(from_bytes(&newer), Err(StateFileError::Version { found: 9, known: 2 }));
     }
 
     #[test]

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::info::{Progress, Step};
+use arch::memory_map::Range;
 use rustix::fs::{AtFlags, Mode, OFlags, open, openat, unlinkat};
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{CONFIG, MEMORY, STATE, SnapshotError, memory};
@@ -84,34 +85,41 @@ fn is_at(file: &File, path: &Path) -> io::Result<()> {
     Err(io::Error::other("somebody put another file in its place"))
 }
 
-/// Whether a snapshot can go there.
+/// Whether a snapshot can go there. Files of other names stay: RAM may be in one of them, and sockets.
 pub fn check_folder(folder: &Path) -> Result<(), SnapshotError> {
     let failed = |source| SnapshotError::Folder { path: folder.to_owned(), source };
-    match fs::read_dir(folder).map_err(failed)?.next() {
+    fs::read_dir(folder).map_err(failed)?;
+    let mut taken = [CONFIG, STATE, MEMORY].into_iter().map(|name| folder.join(name));
+    match taken.find(|path| fs::symlink_metadata(path).is_ok()) {
         None => Ok(()),
-        Some(_) => Err(SnapshotError::NotEmpty { path: folder.to_owned() }),
+        Some(path) => Err(SnapshotError::Taken { path }),
     }
 }
 
 impl Written {
-    /// Begins: `config` and `state` are there when this returns, RAM follows. `done` becomes readable at the end.
+    /// Begins: `config` and `state` are there when this returns, RAM follows but for what is `kept` in a file already. `done`
+    /// becomes readable at the end.
     pub fn start(
         folder: &Path,
         config: &[u8],
         state: &[u8],
-        ram: GuestMemoryMmap,
+        (ram, kept): (GuestMemoryMmap, Vec<Range>),
         done: Arc<EventFd>,
     ) -> Result<Self, GroundworkError> {
         check_folder(folder)?;
         let mut files = Files::new(folder)?;
         files.put(CONFIG, config)?;
         files.put(STATE, state)?;
-        let file = files.make(MEMORY)?;
-        let work = Work::step(Step::Snapshot, ram.iter().map(|region| region.len()).sum());
-        let run = move |work: &Work| match memory::write(&ram, &file, work) {
-            Ok(true) => files.settle().map(|()| files).map_err(GroundworkError::from),
-            Ok(false) => Err(SnapshotError::Stopped.into()),
-            Err(source) => Err(files.failed(MEMORY, source).into()),
+        let total = memory::apart(&ram, &kept).map(GuestMemoryRegion::len).sum();
+        let file = if total > 0 { Some(files.make(MEMORY)?) } else { None };
+        let work = Work::step(Step::Snapshot, total);
+        let run = move |work: &Work| {
+            memory::settle(&ram, &kept).map_err(SnapshotError::Kept)?;
+            match file.map_or(Ok(true), |file| memory::write(&ram, &kept, &file, work)) {
+                Ok(true) => files.settle().map(|()| files).map_err(GroundworkError::from),
+                Ok(false) => Err(SnapshotError::Stopped.into()),
+                Err(source) => Err(files.failed(MEMORY, source).into()),
+            }
         };
         Ok(Self { thread: Some(Preparation::start_with(work, done, run)?) })
     }
@@ -143,19 +151,19 @@ mod tests {
 
     use super::*;
     use crate::memory::{Backing, create};
-    use arch::memory_map::Range;
 
     fn done() -> Arc<EventFd> {
         Arc::new(crate::groundwork::event().unwrap())
     }
 
-    fn ram() -> GuestMemoryMmap {
-        create(&[Range { start: 0, end: 16 << 20 }], Backing::default()).unwrap()
+    fn ram() -> (GuestMemoryMmap, Vec<Range>) {
+        (create(&[Range { start: 0, end: 16 << 20 }], Backing::default()).unwrap(), Vec::new())
     }
 
     #[test]
-    fn only_an_empty_folder_takes_a_snapshot_and_only_its_owner_reads_it() {
+    fn a_folder_takes_one_snapshot_beside_other_files_and_only_its_owner_reads_it() {
         let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("memory"), b"m").unwrap();
         let missing = folder.path().join("missing");
         assert!(Written::start(&missing, b"c", b"s", ram(), done()).is_err());
         Written::start(folder.path(), b"c", b"s", ram(), done()).unwrap().finish().unwrap();
@@ -164,8 +172,12 @@ mod tests {
             assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{name}");
         }
         let error = Written::start(folder.path(), b"c", b"s", ram(), done()).err().unwrap().to_string();
-        assert!(error.contains("not empty"), "{error}");
+        assert!(error.contains("there is a snapshot already"), "{error}");
         assert_eq!(fs::read(folder.path().join(CONFIG)).unwrap(), b"c", "the first one stays");
+        let other = tempfile::tempdir().unwrap();
+        let (ram, kept) = (ram().0, vec![Range { start: 0, end: 16 << 20 }]);
+        Written::start(other.path(), b"c", b"s", (ram, kept), done()).unwrap().finish().unwrap();
+        assert!(!other.path().join(MEMORY).exists(), "all of it is in a file already");
     }
 
     #[test]

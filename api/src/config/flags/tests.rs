@@ -56,13 +56,13 @@ fn errors_name_the_flag_the_key_the_known_keys_and_the_nearest() {
     let error = |text: &str| text.parse::<MemoryConfig>().unwrap_err().to_string();
     assert_eq!(
         error("size=1G,sahred=on"),
-        "--memory: key `sahred` is unknown; did you mean `shared`? Known: size, hotplug, hotplug-method, shared, hugepages, \
+        "--memory: key `sahred` is unknown; did you mean `shared`? Known: size, hotplug, hotplug-method, shared, file, hugepages, \
          hugepage-size, prefault, \
          prefault-threads"
     );
     assert_eq!(
         error("1G,colour=red"),
-        "--memory: key `colour` is unknown; known: size, hotplug, hotplug-method, shared, hugepages, hugepage-size, prefault, prefault-threads"
+        "--memory: key `colour` is unknown; known: size, hotplug, hotplug-method, shared, file, hugepages, hugepage-size, prefault, prefault-threads"
     );
     assert_eq!(error("shared=on"), "--memory: key `size` is missing; add `size=...`");
     assert_eq!(error("1G,shared=maybe"), "--memory: key `shared`: `maybe` is neither on nor off");
