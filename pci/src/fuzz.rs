@@ -354,7 +354,7 @@ impl World {
             }
             2 => {
                 if let Some(port) = self.some_port(source) {
-                    let _ = self.tree.request_removal(port);
+                    let _ = self.tree.request_removal(port, &mut self.effects);
                 }
             }
             3 => {
@@ -489,13 +489,13 @@ impl World {
             sriov: sriov(source).filter(|_| !is_bus).map(Box::new),
         };
         let device = if is_bus { source.below(8) } else { 0 };
-        let newcomers = (0..function_count).map(|number| Newcomer {
-            id: self.tree.next_id(),
-            name: Name(format!("came{}.{number}", self.came)),
-            at: Devfn::new(device, number),
-            function: FakeEndpoint::shared(&emulated(&spec, Attachment::Link(Link::default()))),
-            spec: spec.clone(),
-            mirrored: false,
+        let newcomers = (0..function_count).map(|number| {
+            let (id, mirror) = (self.tree.next_id(), Arc::new(FakeMirror::default()));
+            let function = FakeEndpoint::shared(&emulated(&spec, Attachment::Link(Link::default())));
+            let mirrored = self.tree.show(Parent::Port(port), &function, Arc::clone(&mirror) as Arc<dyn Mirror>);
+            self.mirrors.insert(id, mirror);
+            let name = Name(format!("came{}.{number}", self.came));
+            Newcomer { id, name, at: Devfn::new(device, number), function, spec: spec.clone(), mirrored }
         });
         let newcomers = newcomers.collect();
         let _ = if is_bus {

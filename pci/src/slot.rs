@@ -9,6 +9,9 @@
 //!
 //! There is no power controller, latch, interlock or command-completed event: each would only make guests wait.
 //!
+//! A guest may let go of a device before anybody asks for it, or give up bringing it up. The indicator does not go out once
+//! more then, so a request is answered by what the guest has done before.
+//!
 //! One change at a time: after a removal nothing is inserted before the guest has cleared the events of that removal, since
 //! it would otherwise see one change where there were two. Where there is a power indicator, it has to go out as well: until
 //! then the guest may be busy with the device that left, and a request to let that go swallows the events of the next one
@@ -89,6 +92,8 @@ enum Lamp {
     Trying,
     /// It uses it.
     Lit,
+    /// It has let go of it, or has given up bringing it up.
+    Out,
 }
 
 /// What a guest does about a removal before anything is inserted.
@@ -108,6 +113,8 @@ enum Request {
     Waiting,
     /// The guest knows.
     Made,
+    /// The guest has let go of it since then or before, or could not bring it up. It leaves, whatever the guest does meanwhile.
+    Granted,
 }
 
 /// The slot below a root or downstream port.
@@ -164,6 +171,18 @@ impl Slot {
         self.leaving.events || self.leaving.indicator
     }
 
+    /// Whether the guest has yet to clear the events of a removal: what stood behind the device is kept until then.
+    #[must_use]
+    pub const fn has_news(&self) -> bool {
+        self.leaving.events
+    }
+
+    /// Whether a removal was asked for and the guest has let go of the device, or could not bring it up: it can leave.
+    #[must_use]
+    pub fn released(&self) -> bool {
+        self.request == Request::Granted
+    }
+
     /// Whether a removal was asked for and has not happened.
     #[must_use]
     pub fn requested(&self) -> bool {
@@ -202,6 +221,10 @@ impl Slot {
         }
         let before = self.control;
         self.control = u16::from_le_bytes([low, high]) & self.writable();
+        // Who takes the slot over begins anew with what is in it.
+        if self.control & !before & control::INTERRUPT_ENABLE != 0 && self.lamp == Lamp::Out {
+            self.lamp = Lamp::Dark;
+        }
         if lanes.touch(control::POWER.into()) && get(control::POWER, self.control) == control::OFF {
             self.leaving.indicator = false;
         }
@@ -235,13 +258,17 @@ impl Slot {
         Ok(Outcome { interrupt: self.signal(), events: Vec::new() })
     }
 
-    /// Asks for the device's removal; [`SlotEvent::Released`] follows when the guest has let go. A button is pressed as soon
-    /// as the guest uses the device and listens to the button, which may be later.
+    /// Asks for the device's removal; [`SlotEvent::Released`] follows when the guest has let go, at once if it did so before. A
+    /// button is pressed as soon as the guest uses the device and listens to the button, which may be later.
     pub fn request(&mut self) -> Result<Outcome, SlotError> {
         match (self.removal, self.request) {
             (Removal::Surprise, _) => return Err(SlotError::NoRelease),
             _ if !self.occupied => return Err(SlotError::Empty),
-            (_, Request::Waiting | Request::Made) => return Err(SlotError::Requested),
+            (_, Request::Waiting | Request::Made | Request::Granted) => return Err(SlotError::Requested),
+            (_, Request::None) if self.lamp == Lamp::Out => {
+                self.request = Request::Granted;
+                return Ok(Outcome { interrupt: None, events: vec![SlotEvent::Released] });
+            }
             (Removal::Orderly, Request::None) => self.request = Request::Made,
             (Removal::Button, Request::None) => self.request = Request::Waiting,
         }
@@ -268,7 +295,7 @@ impl Slot {
             told.push(SlotEvent::EventsCleared);
         }
         self.request = match self.request {
-            Request::Made | Request::Waiting if kind == ResetKind::Cold => {
+            Request::Made | Request::Waiting | Request::Granted if kind == ResetKind::Cold => {
                 told.push(SlotEvent::Released);
                 Request::None
             }
@@ -328,12 +355,15 @@ impl Slot {
         let failed = get(control::ATTENTION, self.control) == control::ON;
         let (lamp, event) = match (power, self.lamp) {
             (control::ON, _) => (Lamp::Lit, None),
-            (control::BLINK, Lamp::Dark) => (Lamp::Trying, None),
-            (control::OFF, Lamp::Lit) if !failed => (Lamp::Dark, Some(SlotEvent::Released)),
-            (control::OFF, Lamp::Lit | Lamp::Trying) => (Lamp::Dark, Some(SlotEvent::AddFailed)),
+            (control::BLINK, Lamp::Dark | Lamp::Out) => (Lamp::Trying, None),
+            (control::OFF, Lamp::Lit) if !failed => (Lamp::Out, Some(SlotEvent::Released)),
+            (control::OFF, Lamp::Lit | Lamp::Trying) => (Lamp::Out, Some(SlotEvent::AddFailed)),
             (_, lamp) => (lamp, None),
         };
         self.lamp = lamp;
+        if event.is_some() && self.request != Request::None {
+            self.request = Request::Granted;
+        }
         // The guest goes on using the device: the press came too early or was taken back.
         if power == control::ON && self.removal == Removal::Button && self.request == Request::Made {
             self.request = Request::Waiting;

@@ -2,7 +2,8 @@
  * ID`, `left PLACE` and at the end `came N left N`. What comes is programmed into its port's windows and used: memory decode,
  * bus mastering, MSI-X with its first vector masked and pending, and a long copy over and over on stubs that can.
  * `acknowledge=0`: looks, and never clears an event. `quiet=1`: prints counts only. A letter r on the
- * serial port resets the machine. `wait=wire` or `wait=message`: looks at slots after an interrupt of a port only, by INTx or
+ * serial port resets the machine, a letter o lets go of every device whose slot has a power indicator: `let go of PLACE`.
+ * `fail=1`: brings nothing up in such slots, and says so by the indicators. `wait=wire` or `wait=message`: looks at slots after an interrupt of a port only, by INTx or
  * by MSI. `errors=1`: takes over error reporting, prints `error SOURCE UNCORRECTABLE CORRECTABLE` for
  * what a root port collects. `bus=N`: follows the registers that ACPI has for bus N, the first with such registers, as a driver
  * of it would; `eject=0`: keeps what it is asked to let go of. `places=N`: follows what the first N of these registers ask for,
@@ -14,7 +15,7 @@
 
 enum { SLOT_CAPABILITIES = 0x14, SLOT_CONTROL = 0x18, SLOT_STATUS = 0x1a, HOT_PLUG = 1 << 6 };
 enum { PRESENCE_CHANGED = 1 << 3, PRESENT = 1 << 6, LINK_CHANGED = 1 << 8 };
-enum { INTERRUPTS = 1 << 3 | 1 << 5 | 1 << 12, INDICATOR_ON = 1 << 8, INDICATOR_OFF = 3 << 8, INDICATOR = 3 << 8 };
+enum { INTERRUPTS = 1 << 3 | 1 << 5 | 1 << 12, INDICATOR_ON = 1 << 8, INDICATOR_BLINK = 2 << 8, INDICATOR_OFF = 3 << 8, INDICATOR = 3 << 8 };
 
 static struct slot {
     struct function *port;
@@ -23,7 +24,7 @@ static struct slot {
     struct function device; /* its function 0 */
 } slots[256];
 static u32 slot_count, came, left;
-static bool quiet, acknowledge;
+static bool quiet, acknowledge, fails;
 
 enum { FIRST_GSI = 16, GSIS = 8, WIRE_VECTOR = 0x50, MESSAGE_VECTOR = 0x48 };
 static volatile bool rung;
@@ -160,6 +161,13 @@ static void look(struct slot *slot) {
         if (id == 0xffffffff)
             return;
         slot->occupied = true;
+        if (fails && slot->orderly) {
+            indicate(slot, INDICATOR_BLINK);
+            indicate(slot, INDICATOR_OFF);
+            say("failed %s\n", place_name(below));
+            came++;
+            return;
+        }
         struct window memory = slot->port->memory, prefetchable = slot->port->prefetchable;
         u32 last = config_read(below, 0x0c, 4) >> 23 & 1 ? 7 : 0;
         for (u32 n = 0; n <= last; n++) {
@@ -177,6 +185,13 @@ static void look(struct slot *slot) {
     }
     if (slot->occupied)
         use(&slot->device);
+}
+
+static void let_go(struct slot *slot) {
+    if (!slot->occupied || !slot->orderly)
+        return;
+    indicate(slot, INDICATOR_OFF);
+    say("let go of %s\n", place_name(place_of(slot->port->at >> 16, slot->port->secondary, 0, 0)));
 }
 
 /* Registers of a bus whose devices come and go by ACPI: which came, which are to leave, which are let go of. */
@@ -229,6 +244,7 @@ static void look_at_places(u32 registers, bool eject) {
 void guest(void) {
     quiet = option("quiet", 0);
     acknowledge = option("acknowledge", 1);
+    fails = option("fail", 0);
     pci_start();
     walk();
     for (u32 i = 0; i < function_count && slot_count < sizeof slots / sizeof *slots; i++) {
@@ -266,6 +282,8 @@ void guest(void) {
     for (int c = -1; c != '\n'; c = serial_read()) {
         if (c == 'r')
             out8(0xcf9, 0x06);
+        for (u32 i = 0; i < slot_count && c == 'o'; i++)
+            let_go(&slots[i]);
         if (!polls && !rung)
             continue;
         rung = false;

@@ -282,6 +282,55 @@ fn functions_of_one_device_leave_together_and_free_their_names() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_b6_a_device_that_the_guest_let_go_of_or_could_not_bring_up_leaves_as_soon_as_it_is_asked_for() {
+    for removal in ["orderly", "button"] {
+        for (options, letter, said) in [("", "o", "let go of 01:00.0"), ("fail=1", "", "failed 01:00.0")] {
+            let mut server = Server::run(&slots(options, &format!("root-ports=1,removal={removal}")));
+            server.process.expect("slots 1");
+            // The second one finds the slot as the first one left it.
+            for id in ["a", "b"] {
+                server.adds(&format!("stub,id={id},{WORKER}"));
+                if !letter.is_empty() {
+                    server.process.expect("came 01:00.0");
+                }
+                server.process.send(letter);
+                server.process.expect(said);
+                let begun = Instant::now();
+                assert_eq!(server.remove(id), 204);
+                server.process.expect("left 01:00.0");
+                server.until("PUT vm.remove-device", &format!(r#"{{"id":"{id}"}}"#), 404);
+                // A guest that has to be waited for has 30 s.
+                assert!(begun.elapsed() < Duration::from_secs(20), "{removal} {said}: {:?}", begun.elapsed());
+            }
+            server.process.send("\n");
+            let ended = server.process.finish();
+            ended.expect_code(1).expect_output(&["came 2 left 2"]);
+            assert!(!ended.stderr.contains("did not let go"), "{ended}");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_b3_virtual_functions_without_bus_numbers_are_refused_with_the_option_that_keeps_some() {
+    let more = "vfs=256,vf-offset=300,vf-bars=[0:4K:mem32]";
+    for (buses, there, fits) in [("", 1, false), (",hotplug-buses=2", 2, false), (",hotplug-buses=3", 3, true)] {
+        let mut server = Server::run(&slots("", &format!("root-ports=2{buses}")));
+        server.process.expect("slots 2");
+        if fits {
+            server.adds(&format!("stub,id=v,on=port0,{more}"));
+            server.process.expect("came");
+        } else {
+            let lack = format!("(3 needed, {there} there)");
+            for on in ["", "on=port0,"] {
+                server.refuses(&format!("stub,id=v,{on}{more}"), 409, &["bus number", &lack, "hotplug-buses=3"]);
+            }
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_guest_that_writes_everywhere_meets_devices_that_come_and_go() {
     let options = ["--cpus", "2", "--memory", "64M", "--pcie", "root-ports=2,switch-ports=2,removal=button"];
     let guest = Guest::new("hostile").options("cpus=2 seed=7 rounds=4000").with(&options);

@@ -187,6 +187,15 @@ impl Pciehp {
         in_use
     }
 
+    /// Software asks for what is in the slot to be used; whether nothing is.
+    pub fn power_on(&mut self) -> bool {
+        let unused = self.state == State::Off;
+        if unused {
+            self.pending |= bit::PRESENCE;
+        }
+        unused
+    }
+
     /// Where the driver is.
     #[must_use]
     pub const fn state(&self) -> State {

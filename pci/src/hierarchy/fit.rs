@@ -1,9 +1,10 @@
-//! Decides whether what a device needs fits into the windows of its bus, and where: as a guest lays it that finds the windows
+//! Decides whether what a device needs fits into the windows and the bus numbers of its bus, and where: as a guest lays it that finds the windows
 //! programmed, largest first (linux: drivers/pci/setup-bus.c, `pbus_assign_resources_sorted`).
 
 use std::cmp::Reverse;
 use std::fmt;
 
+use crate::address::{BusRange, Devfn};
 use crate::bar::{BarKind, BarSpec, Size};
 use crate::topology::{EndpointSpec, Free, Need, Resource, Window, Windows};
 
@@ -21,6 +22,8 @@ pub enum Space {
     Low,
     /// What a root complex has above 4 GiB.
     High,
+    /// The bus numbers of a bridge, where virtual functions find routing ids.
+    Numbers,
 }
 
 impl Space {
@@ -30,20 +33,21 @@ impl Space {
             Self::Prefetchable => "prefetchable window",
             Self::Low => "memory below 4 GiB",
             Self::High => "memory above 4 GiB",
+            Self::Numbers => "bus number",
         }
     }
 }
 
-/// What a bus lacks.
+/// What a bus lacks, in bytes, or as many bus numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Missing {
     /// Where.
     pub of: Space,
-    /// Bytes that the window would have to have, gaps for alignment included.
+    /// What the window would have to have, gaps for alignment included.
     pub needed: u64,
-    /// Bytes that it has, in one piece.
+    /// What it has, in one piece.
     pub there: u64,
-    /// Bytes that would be enough at an address that suits.
+    /// What would be enough at an address that suits.
     pub enough: u64,
 }
 
@@ -54,11 +58,17 @@ pub struct Shortfall(pub Vec<Missing>);
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, missing) in self.0.iter().enumerate() {
-            let (needed, there) = (Size(missing.needed), Size(missing.there));
-            let lack = Size(missing.needed.saturating_sub(missing.there));
+            let Missing { needed, there, .. } = *missing;
+            let lack = needed.saturating_sub(there);
             let comma = if index == 0 { "" } else { ", and " };
             let space = missing.of.noun();
-            write!(f, "{comma}its {space} lacks {lack} ({needed} needed, {there} there)")?;
+            if missing.of == Space::Numbers {
+                let plural = if lack == 1 { "" } else { "s" };
+                write!(f, "{comma}it lacks {lack} {space}{plural} ({needed} needed, {there} there)")?;
+            } else {
+                let [lack, needed, there] = [lack, needed, there].map(Size);
+                write!(f, "{comma}its {space} lacks {lack} ({needed} needed, {there} there)")?;
+            }
         }
         Ok(())
     }
@@ -109,6 +119,18 @@ pub(super) fn place(windows: Windows, taken: &[Window], functions: &[Needs]) -> 
     let items = items(functions, |bar| bar.kind == BarKind::Memory64 && bar.prefetchable);
     let (memory, prefetchable) = (gaps(windows.memory, taken), gaps(windows.prefetchable, taken));
     lay([(Space::Memory, memory), (Space::Prefetchable, prefetchable)], &items, functions.len())
+}
+
+/// Holds the bus numbers that the virtual functions of these functions take below a port, with that of its link, against those
+/// that it has.
+pub(super) fn numbers<'s>(
+    buses: BusRange,
+    functions: impl IntoIterator<Item = (Devfn, &'s EndpointSpec)>,
+) -> Result<(), Missing> {
+    let more = functions.into_iter().filter_map(|(at, spec)| spec.sriov.as_ref().map(|sriov| sriov.more_buses(at)));
+    let needed = more.max().map_or(1, |more| u64::try_from(more).unwrap_or(u64::MAX).saturating_add(1));
+    let there = u64::from(buses.subordinate.saturating_sub(buses.secondary)) + 1;
+    if needed <= there { Ok(()) } else { Err(Missing { of: Space::Numbers, needed, there, enough: needed }) }
 }
 
 /// As [`place`], into `windows` of a root complex: memory, of which guests keep none for prefetchable BARs.

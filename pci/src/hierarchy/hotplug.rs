@@ -61,8 +61,12 @@ pub struct PortInfo {
     pub occupants: Vec<(FunctionId, Name)>,
     /// The guest has yet to take note of the last removal.
     pub leaving: bool,
+    /// The guest has yet to clear the events of the last removal.
+    pub has_news: bool,
     /// A removal was asked for and has not happened.
     pub requested: bool,
+    /// It was, and the guest has let go of the device or could not bring it up.
+    pub released: bool,
     /// Windows that a device has below it.
     pub windows: Windows,
     /// Its ACS control register; `None` for ports without one.
@@ -130,8 +134,20 @@ impl Hierarchy {
         })
     }
 
-    /// Whether a device with these `functions` fits on `port` and can be added at this moment.
+    /// One port; `None` if `id` is none.
+    #[must_use]
+    pub fn port(&self, id: FunctionId) -> Option<PortInfo> {
+        let (node, port) = self.hot_port(id).ok()?;
+        Some(self.info(id, node, port))
+    }
+
+    /// Whether a device with these `functions` fits on `port` and can be added at this moment. Each is taken for function 0,
+    /// whose virtual functions need the fewest bus numbers; [`Hierarchy::plug`] knows which is which.
     pub fn check_fit(&self, port: FunctionId, functions: &[EndpointSpec]) -> Result<(), PlugError> {
+        self.check_fit_at(port, &functions.iter().map(|spec| (Devfn::ZERO, spec)).collect::<Vec<_>>())
+    }
+
+    fn check_fit_at(&self, port: FunctionId, functions: &[(Devfn, &EndpointSpec)]) -> Result<(), PlugError> {
         let (node, registers) = self.hot_port(port)?;
         let name = || node.name.clone();
         let slot = registers.slot().ok_or_else(|| PlugError::NotHotPluggable { port: name(), ports: self.hot_plug_ports() })?;
@@ -142,12 +158,15 @@ impl Hierarchy {
         if slot.leaving() {
             return Err(PlugError::Leaving { port: name() });
         }
-        let needs: Vec<_> = functions.iter().map(|spec| fit::needs(spec, false)).collect();
-        fit::place(usable(registers), &[], &needs).map(drop).map_err(|missing| PlugError::NoRoom {
-            port: name(),
-            missing,
-            ports: self.hot_plug_ports(),
-        })
+        let needs: Vec<_> = functions.iter().map(|(_, spec)| fit::needs(spec, false)).collect();
+        let placed = fit::place(usable(registers), &[], &needs);
+        let numbered = fit::numbers(registers.buses().unwrap_or(registers.planned().buses), functions.iter().copied());
+        if placed.is_ok() && numbered.is_ok() {
+            return Ok(());
+        }
+        let windows = placed.err().into_iter().flat_map(|Shortfall(missing)| missing);
+        let missing = Shortfall(windows.chain(numbered.err()).collect());
+        Err(PlugError::NoRoom { port: name(), missing, ports: self.hot_plug_ports() })
     }
 
     /// Adds the functions of one device to an empty port and tells the guest. Their BARs are left to the guest.
@@ -155,11 +174,10 @@ impl Hierarchy {
     /// The machine must know of them before, since the guest may use them at once. No cycle comes in between, so that a guest
     /// that sees function 0 sees all.
     pub fn plug(&mut self, port: FunctionId, functions: Vec<Newcomer>, effects: &mut Vec<Effect>) -> Result<(), PlugError> {
-        let specs: Vec<EndpointSpec> = functions.iter().map(|newcomer| newcomer.spec.clone()).collect();
-        self.check_fit(port, &specs)?;
+        self.check_fit_at(port, &functions.iter().map(|newcomer| (newcomer.at, &newcomer.spec)).collect::<Vec<_>>())?;
         let (node, registers) = self.hot_port(port)?;
         self.check_places(&node.name, 0, &functions)?;
-        let needs: Vec<_> = specs.iter().map(|spec| fit::needs(spec, false)).collect();
+        let needs: Vec<_> = functions.iter().map(|newcomer| fit::needs(&newcomer.spec, false)).collect();
         let places = fit::place(registers.planned().windows, &[], &needs).ok();
         let (on, bus) = (Parent::Port(port), self.planned_bus(port)?);
         let programmed = self.programming(on, &functions, places.as_deref());
@@ -178,9 +196,12 @@ impl Hierarchy {
         lock(function).mirror(&mirror)
     }
 
-    /// Asks the guest to let go of the device on `port`. [`crate::slot::SlotEvent::Released`] follows when it has.
-    pub fn request_removal(&mut self, port: FunctionId) -> Result<(), PlugError> {
-        self.with_port(port, Port::request_removal)
+    /// Asks the guest to let go of the device on `port`. [`crate::slot::SlotEvent::Released`] follows when it has, at once if it
+    /// did so before.
+    pub fn request_removal(&mut self, port: FunctionId, effects: &mut Vec<Effect>) -> Result<(), PlugError> {
+        let requested = self.with_port(port, Port::request_removal);
+        self.tell(port, effects);
+        requested
     }
 
     /// Takes out everything below `port`, whether or not the guest has let go of it, and tells the guest. From here on the
@@ -242,7 +263,9 @@ impl Hierarchy {
             removal: slot.map(Slot::removal),
             occupants: occupants.collect(),
             leaving: slot.is_some_and(Slot::leaving),
+            has_news: slot.is_some_and(Slot::has_news),
             requested: slot.is_some_and(Slot::requested),
+            released: slot.is_some_and(Slot::released),
             windows: usable(port),
             access_control: port.access_control(),
             link: port.planned().spec.link,
@@ -415,7 +438,7 @@ pub enum PlugError {
         /// Which.
         port: Name,
     },
-    /// BARs that do not fit.
+    /// BARs or virtual functions that do not fit.
     #[error(
         "the device does not fit on port `{port}`: {missing}; take a port that keeps more, or let this one keep more when the machine is configured; {ports}"
     )]

@@ -16,11 +16,13 @@ impl Slot {
             Lamp::Dark => 0,
             Lamp::Trying => 1,
             Lamp::Lit => 2,
+            Lamp::Out => 3,
         });
         writer.u8(match self.request {
             Request::None => 0,
             Request::Waiting => 1,
             Request::Made => 2,
+            Request::Granted => 3,
         });
     }
 
@@ -39,12 +41,14 @@ impl Slot {
             0 => Lamp::Dark,
             1 => Lamp::Trying,
             2 => Lamp::Lit,
+            3 => Lamp::Out,
             other => return Err(reader.wrong("a state of the power indicator", other)),
         };
         self.request = match reader.u8()? {
             0 => Request::None,
             1 => Request::Waiting,
             2 => Request::Made,
+            3 => Request::Granted,
             other => return Err(reader.wrong("a state of a removal", other)),
         };
         Ok(())

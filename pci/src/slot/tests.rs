@@ -382,3 +382,77 @@ fn a_reset_from_above_keeps_a_request() {
     control(&mut slot, LISTEN_BUTTON | POWER_ON);
     assert_eq!(slot.read() & ABP, ABP, "pressed again for the guest that starts again");
 }
+
+#[test]
+fn a_device_that_was_let_go_of_unasked_is_released_as_soon_as_it_is_asked_for() {
+    for removal in [Removal::Orderly, Removal::Button] {
+        let mut slot = in_use(removal);
+        assert_eq!(light(&mut slot, POWER_OFF), [SlotEvent::Released]);
+        assert!(slot.occupied() && !slot.released(), "nobody asked for it");
+        let asked = slot.request().unwrap();
+        assert_eq!(asked, Outcome { interrupt: None, events: vec![SlotEvent::Released] }, "{removal:?}");
+        assert_eq!((slot.requested(), slot.released(), slot.read() & ABP), (true, true, 0), "nobody is asked by the button");
+        light(&mut slot, POWER_BLINK);
+        light(&mut slot, POWER_ON);
+        assert!(slot.released() && slot.read() & ABP == 0, "and who takes it back is late");
+        assert_eq!(slot.request(), Err(SlotError::Requested));
+        slot.remove(true).unwrap();
+        assert!(!slot.released());
+    }
+}
+
+#[test]
+fn a_device_that_could_not_be_brought_up_is_released_as_soon_as_it_is_asked_for() {
+    for removal in [Removal::Orderly, Removal::Button] {
+        for asked_first in [false, true] {
+            let mut slot = Slot::new(removal, 1, false);
+            control(&mut slot, LISTEN_BUTTON | POWER_OFF);
+            slot.insert(true).unwrap();
+            light(&mut slot, POWER_BLINK);
+            if asked_first {
+                assert_eq!(slot.request().unwrap().events, []);
+            }
+            assert_eq!(light(&mut slot, POWER_OFF), [SlotEvent::AddFailed]);
+            if !asked_first {
+                assert_eq!(slot.request().unwrap().events, [SlotEvent::Released]);
+            }
+            assert!(slot.released(), "{removal:?}");
+        }
+    }
+}
+
+#[test]
+fn a_device_that_the_guest_has_yet_to_bring_up_or_uses_again_is_not_released() {
+    for removal in [Removal::Orderly, Removal::Button] {
+        let mut slot = Slot::new(removal, 1, false);
+        control(&mut slot, LISTEN_BUTTON | POWER_OFF);
+        slot.insert(true).unwrap();
+        assert_eq!((slot.request().unwrap().events, slot.released()), (vec![], false), "its driver comes to it");
+        let mut slot = in_use(removal);
+        light(&mut slot, POWER_OFF);
+        light(&mut slot, POWER_BLINK);
+        light(&mut slot, POWER_ON);
+        assert_eq!((slot.request().unwrap().events, slot.released()), (vec![], false), "it was brought up once more");
+        let mut slot = in_use(removal);
+        light(&mut slot, POWER_OFF);
+        control(&mut slot, POWER_OFF);
+        control(&mut slot, LISTEN_BUTTON | POWER_OFF);
+        assert_eq!((slot.request().unwrap().events, slot.released()), (vec![], false), "another driver has taken the slot over");
+    }
+}
+
+#[test]
+fn what_stood_behind_a_device_is_kept_until_the_events_of_its_own_removal_are_cleared() {
+    let mut slot = listening(false);
+    slot.insert(true).unwrap();
+    assert_eq!(acknowledge(&mut slot).events, [SlotEvent::EventsCleared]);
+    assert!(!slot.has_news(), "an insertion holds nothing back");
+    slot.remove(true).unwrap();
+    assert!(slot.has_news(), "whatever was told of the insertion");
+    acknowledge(&mut slot);
+    assert!(!slot.has_news());
+    let mut slot = in_use(Removal::Orderly);
+    slot.remove(true).unwrap();
+    acknowledge(&mut slot);
+    assert_eq!((slot.has_news(), slot.leaving()), (false, true), "a replacement waits for the indicator as well");
+}

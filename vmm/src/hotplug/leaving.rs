@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use api::events::Event;
 use pci::function::{FunctionId, Shared};
+use pci::hierarchy::PortInfo;
 use pci::slot::SlotEvent;
 use pci::topology::{Name, Removal};
 
@@ -90,7 +91,7 @@ impl HotPlug {
         if port.removal == Some(Removal::Surprise) {
             return self.take_out(machine, leaving, now);
         }
-        machine.pci().change(|tree| tree.hierarchy.request_removal(port.id))?;
+        machine.pci().change(|tree| tree.hierarchy.request_removal(port.id, &mut tree.effects))?;
         self.leaving.push(leaving);
         Ok(())
     }
@@ -120,14 +121,22 @@ impl HotPlug {
     pub fn follow(&mut self, machine: &mut Machine, now: Instant) -> bool {
         let mut ready = Vec::new();
         for (port, event) in machine.slot_events().take() {
-            if event == SlotEvent::AddFailed {
-                let ports = machine.pci().change(|tree| tree.hierarchy.ports().collect::<Vec<_>>());
-                if let Some(port) = ports.iter().find(|info| info.id == port) {
-                    self.failures.extend(failed(self.complaints.entry(port.name.clone()).or_default(), &port.name));
-                }
+            if event == SlotEvent::AddFailed
+                && let Some(port) = machine.pci().change(|tree| tree.hierarchy.port(port))
+            {
+                self.failures.extend(failed(self.complaints.entry(port.name.clone()).or_default(), &port.name));
             }
-            ready.extend(self.leaving.extract_if(.., |leaving| leaving.port == port && leaving.stage.ends_with(event)));
+            // On a bus, what the guest says is all that there is.
+            let let_go = |leaving: &Leaving| leaving.slot.is_some() && matches!(leaving.stage, Stage::Asked);
+            let released = |leaving: &mut Leaving| leaving.port == port && event == SlotEvent::Released && let_go(leaving);
+            ready.extend(self.leaving.extract_if(.., released));
         }
+        // What was told may be from before the removal: the slot has what holds.
+        let pci = machine.pci();
+        let over = |leaving: &mut Leaving| {
+            leaving.slot.is_none() && leaving.stage.is_over(pci.change(|tree| tree.hierarchy.port(leaving.port)).as_ref())
+        };
+        ready.extend(self.leaving.extract_if(.., over));
         let held = self.paused.is_some();
         for late in self.leaving.extract_if(.., |leaving| leaving.deadline <= now && (leaving.urgent || !held)) {
             let names = list(&late.names);
@@ -183,8 +192,12 @@ impl Leaving {
 }
 
 impl Stage {
-    const fn ends_with(&self, event: SlotEvent) -> bool {
-        matches!((self, event), (Self::Asked, SlotEvent::Released) | (Self::Gone(_), SlotEvent::EventsCleared))
+    /// Whether the guest has done its part in the slot of this port, or the slot waits for it no longer.
+    fn is_over(&self, port: Option<&PortInfo>) -> bool {
+        port.is_none_or(|port| match self {
+            Self::Asked => port.released || !port.requested,
+            Self::Gone(_) => !port.has_news,
+        })
     }
 }
 
@@ -196,7 +209,38 @@ fn not_released(names: &[Name]) -> impl Iterator<Item = Event> {
 
 #[cfg(test)]
 mod tests {
+    use pci::address::Sbdf;
+    use pci::link::Link;
+    use pci::topology::{PortKind, Windows};
+
     use super::*;
+
+    #[test]
+    fn a_stage_ends_by_what_the_slot_says_and_not_by_what_was_told_before() {
+        let port = |requested, released, has_news| PortInfo {
+            id: FunctionId(1),
+            name: "port0".into(),
+            kind: PortKind::Root,
+            slot: 1,
+            removal: Some(Removal::Orderly),
+            occupants: Vec::new(),
+            leaving: has_news,
+            has_news,
+            requested,
+            released,
+            windows: Windows::default(),
+            access_control: None,
+            link: Link::default(),
+            below: Sbdf::default(),
+        };
+        for (requested, released, over) in [(true, false, false), (true, true, true), (false, false, true)] {
+            assert_eq!(Stage::Asked.is_over(Some(&port(requested, released, false))), over, "{requested} {released}");
+        }
+        for (has_news, over) in [(true, false), (false, true)] {
+            assert_eq!(Stage::Gone(Vec::new()).is_over(Some(&port(false, false, has_news))), over);
+        }
+        assert!(Stage::Asked.is_over(None), "a port that is gone waits for nobody");
+    }
 
     #[test]
     fn a_device_that_a_guest_keeps_is_told_of_by_the_name_of_each_function() {

@@ -2,7 +2,7 @@
 
 use api::error::{ApiError, ErrorKind};
 use pci::bar::Size;
-use pci::hierarchy::{PlugError, PortList, Shortfall, Space};
+use pci::hierarchy::{Missing, PlugError, PortList, Shortfall, Space};
 use pci::topology::{Name, TopologyError};
 use thiserror::Error;
 
@@ -248,11 +248,15 @@ fn keep_more(missing: &Shortfall) -> String {
     let key = |space| match space {
         Space::Memory => Some("mem32"),
         Space::Prefetchable => Some("mem"),
+        Space::Numbers => Some("buses"),
         Space::Low | Space::High => None,
     };
-    // Windows come in steps of 1 MiB.
-    let size = |bytes: u64| Size(bytes.checked_next_multiple_of(1 << 20).unwrap_or(bytes));
-    let options = missing.0.iter().filter_map(|missing| Some(format!("hotplug-{}={}", key(missing.of)?, size(missing.enough))));
+    let value = |missing: &Missing| match missing.of {
+        Space::Numbers => missing.enough.to_string(),
+        // Windows come in steps of 1 MiB.
+        _ => Size(missing.enough.checked_next_multiple_of(1 << 20).unwrap_or(missing.enough)).to_string(),
+    };
+    let options = missing.0.iter().filter_map(|missing| Some(format!("hotplug-{}={}", key(missing.of)?, value(missing))));
     let options: Vec<String> = options.collect();
     if options.is_empty() {
         return "a machine that is started with more ports (--pcie root-ports=N) has some for more devices".to_owned();

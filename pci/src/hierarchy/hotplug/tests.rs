@@ -11,6 +11,7 @@ use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
 use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::slot::SlotEvent;
+use crate::sriov::SriovSpec;
 use crate::sync::lock;
 use crate::testing::{FakeEndpoint, FakeIntx, FakeMsi, dword, tree};
 use crate::topology::tests::{downstream, endpoint, hot, kept, mem32, mem64, roomy, root_port, topology, upstream};
@@ -198,8 +199,11 @@ fn case_b6_a_second_removal_is_a_conflict() {
     assert_eq!(error, PlugError::Slot { port: "dp1".into(), source: SlotError::Empty });
     rig.add("rp1", 1, &[0]).unwrap();
     let port = rig.id("rp1");
-    rig.tree.request_removal(port).unwrap();
-    assert_eq!(rig.tree.request_removal(port), Err(PlugError::Slot { port: "rp1".into(), source: SlotError::Requested }));
+    rig.tree.request_removal(port, &mut rig.effects).unwrap();
+    assert_eq!(
+        rig.tree.request_removal(port, &mut rig.effects),
+        Err(PlugError::Slot { port: "rp1".into(), source: SlotError::Requested })
+    );
     assert!(rig.info("rp1").requested);
 }
 
@@ -218,7 +222,7 @@ fn case_b3_a_taken_port_is_refused_with_the_list_of_all() {
         assert_eq!(rig.remove(port).unwrap_err().to_string(), error);
     }
     let stays = rig.id("stays");
-    let error = rig.tree.request_removal(stays).unwrap_err().to_string();
+    let error = rig.tree.request_removal(stays, &mut rig.effects).unwrap_err().to_string();
     assert!(error.contains("is no port") && error.ends_with(list), "{error}");
 }
 
@@ -245,6 +249,53 @@ fn case_b1_a_device_without_room_is_refused_before_it_is_attached() {
     assert_eq!(rig.tree.plug(port, vec![newcomer], &mut Vec::new()), Err(error));
     assert_eq!(rig.read(rig.bus("rp0"), 0, 0), u32::MAX);
     rig.add("rp0", 1, &[0]).unwrap();
+}
+
+/// A function whose virtual functions begin `first_offset` behind it, and reach the next bus from `total_vfs` on.
+fn with_virtual_functions(total_vfs: u16, first_offset: u16) -> EndpointSpec {
+    let bars = [Some(mem32(4096)), None, None, None, None, None];
+    let sriov = SriovSpec { total_vfs, first_offset, stride: 1, vf_device: 1, bars };
+    EndpointSpec { sriov: Some(Box::new(sriov)), ..EndpointSpec::default() }
+}
+
+#[test]
+fn case_b1_virtual_functions_that_need_more_bus_numbers_than_a_port_has_are_refused_before_they_are_attached() {
+    let nodes = vec![
+        hot(root_port("one", "rc0"), kept(4 * MIB, 64 * MIB, 1), Removal::Surprise),
+        hot(root_port("two", "rc0"), kept(4 * MIB, 64 * MIB, 2), Removal::Surprise),
+    ];
+    let plan = topology(nodes).plan(&roomy()).unwrap();
+    let mut tree = tree(&plan, &Arc::default(), |_, _| device(1, small()));
+    tree.start(&mut Vec::new());
+    let [one, two] = ["one", "two"].map(|name| plan.by_name(name).unwrap().id);
+    let (near, far, farther) = (with_virtual_functions(255, 1), with_virtual_functions(256, 300), with_virtual_functions(600, 1));
+    for port in [one, two] {
+        assert_eq!(tree.check_fit(port, &[needs(small()), near.clone()]).err().map(|error| error.to_string()), None);
+    }
+    tree.check_fit(two, std::slice::from_ref(&with_virtual_functions(200, 300))).unwrap();
+    for (port, spec, lack) in [
+        (one, &far, "it lacks 2 bus numbers (3 needed, 1 there)"),
+        (two, &far, "it lacks 1 bus number (3 needed, 2 there)"),
+        (two, &farther, "it lacks 1 bus number (3 needed, 2 there)"),
+    ] {
+        let refused = tree.check_fit(port, std::slice::from_ref(spec)).unwrap_err().to_string();
+        assert!(refused.contains(lack), "{refused}");
+    }
+    // Function 7 is further behind than function 0 by seven.
+    let last = with_virtual_functions(1, 250);
+    tree.check_fit(one, std::slice::from_ref(&last)).unwrap();
+    for (number, fits) in [(7, false), (5, true)] {
+        let newcomer = |number, spec: EndpointSpec, tree: &mut Hierarchy| Newcomer {
+            id: tree.next_id(),
+            name: Name(format!("f{number}")),
+            at: Devfn::new(0, number),
+            function: FakeEndpoint::shared(&EmulatedSpec { sriov: spec.sriov.as_deref().cloned(), ..device(1, [None; 6]) }),
+            spec,
+            mirrored: false,
+        };
+        let both = vec![newcomer(0, needs([None; 6]), &mut tree), newcomer(number, last.clone(), &mut tree)];
+        assert_eq!(tree.plug(one, both, &mut Vec::new()).is_ok(), fits, "function {number}");
+    }
 }
 
 #[test]
@@ -310,7 +361,7 @@ fn a_reset_of_the_machine_gives_added_devices_addresses_in_the_planned_windows()
     let before: Vec<_> = rig.tree.reachable().collect();
     rig.add("rp1", 3, &[0, 1]).unwrap();
     let port = rig.id("rp1");
-    rig.tree.request_removal(port).unwrap();
+    rig.tree.request_removal(port, &mut rig.effects).unwrap();
     rig.write_port("dp1", 4, 0);
     rig.write_port("dp1", 0x18, 0);
     rig.effects.clear();

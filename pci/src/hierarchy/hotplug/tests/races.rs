@@ -42,6 +42,10 @@ enum Step {
     Work,
     /// The time after a press is over.
     Time,
+    /// Software in the guest lets go of the device unasked, as far as it uses one.
+    PowerOff,
+    /// Software in the guest takes back what is there.
+    PowerOn,
     /// The machine starts again.
     Reset,
 }
@@ -57,6 +61,8 @@ fn any_step() -> impl Strategy<Value = (Step, usize)> {
         12 => Just(Step::Interrupt),
         16 => Just(Step::Work),
         2 => Just(Step::Time),
+        2 => Just(Step::PowerOff),
+        1 => Just(Step::PowerOn),
         1 => Just(Step::Reset),
     ];
     // Most steps meet at few slots, where the races are.
@@ -88,7 +94,7 @@ impl World {
             Step::Request => {
                 let (port, info) = (self.rig.id(SLOTS[slot]), self.rig.info(SLOTS[slot]));
                 let can = !info.occupants.is_empty() && !info.requested && info.removal != Some(Removal::Surprise);
-                assert_eq!(self.rig.tree.request_removal(port).is_ok(), can);
+                assert_eq!(self.rig.tree.request_removal(port, &mut self.rig.effects).is_ok(), can);
             }
             Step::Boot => {
                 if self.drivers[slot].is_none() {
@@ -125,6 +131,8 @@ impl World {
             Step::Interrupt if std::mem::take(&mut self.rung[slot]) => driver.interrupt(&mut self.rig),
             Step::Work if driver.listens() => drop(driver.work(&mut self.rig)),
             Step::Time => driver.time_is_over(),
+            Step::PowerOff => drop(driver.power_off()),
+            Step::PowerOn => drop(driver.power_on()),
             _ => {}
         }
     }
@@ -139,8 +147,11 @@ impl World {
             let Effect::Slot { port, event } = effect else { continue };
             let slot = SLOTS.iter().position(|name| self.rig.id(name) == port).unwrap();
             assert_ne!(event, SlotEvent::AddFailed, "every device that stays can be brought up");
-            let asked = self.rig.info(SLOTS[slot]).requested || self.drivers[slot].is_none();
-            if event == SlotEvent::Released && asked {
+            let info = self.rig.info(SLOTS[slot]);
+            if event == SlotEvent::Released && info.requested {
+                assert!(info.released, "the guest has done its part");
+            }
+            if event == SlotEvent::Released && (info.requested || self.drivers[slot].is_none()) {
                 self.step(Step::Remove, slot);
             }
         }
@@ -153,14 +164,19 @@ impl World {
                 self.step(step, slot);
             }
         }
-        for _ in 0..32 {
+        for round in 0..32 {
             for (slot, name) in SLOTS.iter().enumerate() {
                 for step in [Step::Interrupt, Step::Work, Step::Time, Step::Work, Step::Work] {
                     self.step(step, slot);
                 }
                 let info = self.rig.info(name);
+                assert!(!info.requested || !info.released, "{name}: what was let go of and is asked for has left");
+                let driver = self.drivers[slot].as_mut().unwrap();
                 if info.requested && info.removal == Some(Removal::Orderly) {
-                    self.drivers[slot].as_mut().unwrap().power_off();
+                    driver.power_off();
+                } else if round == 16 && self.there[slot].is_some() {
+                    // What it let go of unasked and nobody wants.
+                    driver.power_on();
                 }
             }
         }
@@ -228,6 +244,34 @@ fn case_b5_a_device_removed_right_after_it_was_added_leaves_a_free_slot() {
             world.step(leave, slot);
             world.finish();
             assert_eq!(world.there[slot], None, "{leave:?} from {}", SLOTS[slot]);
+            world.assert_consistent();
+        }
+    }
+}
+
+#[test]
+fn case_b5_a_device_that_the_guest_let_go_of_unasked_leaves_as_soon_as_it_is_asked_for() {
+    use Step::{Add, Interrupt, PowerOff, PowerOn, Request, Work};
+    for slot in [1, 2] {
+        let mut world = World::new();
+        world.finish();
+        for round in 0..10 {
+            for step in [Add, Interrupt, Work, Work, Work, PowerOff, Work] {
+                world.step(step, slot);
+            }
+            assert!(world.there[slot].is_some(), "nobody asked for it");
+            if round % 2 == 1 {
+                for step in [PowerOn, Work, Work, Work] {
+                    world.step(step, slot);
+                }
+                world.step(Request, slot);
+                assert!(world.there[slot].is_some(), "it is used again");
+                world.finish();
+            } else {
+                world.step(Request, slot);
+            }
+            assert_eq!(world.there[slot], None, "{}", SLOTS[slot]);
+            world.finish();
             world.assert_consistent();
         }
     }
