@@ -86,6 +86,9 @@ pub(crate) mod reg {
     pub const SOURCE: u16 = 0x34;
 }
 
+/// Device control: unsupported request reporting. Device status has unsupported request detected at the same place.
+const UNSUPPORTED_REQUEST: u32 = 1 << 3;
+
 /// Bits of root status; the first three enables of root command stand for correctable, non-fatal and fatal reports.
 mod root {
     pub const CORRECTABLE: u32 = 1 << 0;
@@ -181,9 +184,11 @@ pub(crate) fn record(space: &mut ConfigSpace, registers: ErrorRegisters, error: 
         Severity::NonFatal => 2,
         Severity::Fatal => 4,
     };
-    space.set(control, bit << 16, bit << 16);
+    // A request that nobody takes has a status bit and an enable of its own beside those of its severity (PCIe 6.0 6.2.5).
+    let bits = bit | if error == PcieError::UnsupportedRequest { UNSUPPORTED_REQUEST } else { 0 };
+    space.set(control, bits << 16, bits << 16);
     let serr = space.read(at(0, header::COMMAND_STATUS)) & command::SERR != 0 && severity != Severity::Correctable;
-    if masked || !serr && space.read(control) & bit == 0 {
+    if masked || !serr && space.read(control) & bits != bits {
         return Recorded::Silently;
     }
     if serr {

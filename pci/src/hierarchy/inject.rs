@@ -26,6 +26,12 @@ pub enum Silence {
         /// Which.
         at: Name,
     },
+    /// A port on the way lets nothing through.
+    #[error("port `{by}` lets nothing up: it is in D3hot, its link is disabled, or it holds what is below in reset")]
+    Cut {
+        /// Which.
+        by: Name,
+    },
     /// A bridge on the way stops it.
     #[error("bridge `{by}` passes no reports up: SERR is disabled in its bridge control")]
     Stopped {
@@ -67,6 +73,9 @@ impl Hierarchy {
         let mut at = source;
         while let Some(Parent::Port(above)) = self.nodes.get(&at).map(|node| node.on) {
             at = above;
+            if self.port_mut(at).is_some_and(|port| port.in_reset()) {
+                return Err(Silence::Cut { by: self.name_of(at) });
+            }
             if !self.port_mut(at).is_some_and(|port| port.forward_error(severity)) {
                 return Err(Silence::Stopped { by: self.name_of(at) });
             }

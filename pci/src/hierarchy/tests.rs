@@ -280,6 +280,14 @@ fn a_report_reaches_the_root_port_if_every_bridge_lets_it_up() {
     }
     assert_eq!(inject(&mut rig, "a"), Injected { at: Name::from("a"), told: Ok(Name::from("rp0")) });
     assert_eq!((rig.read(rp0, 0x130), rig.read(rp0, 0x134) >> 16), (0x24, u32::from(device.requester_id())));
+    let (power, cut) = (rig.read(rp0, 0x34).to_le_bytes()[0], Err(Silence::Cut { by: Name::from("rp0") }));
+    assert_eq!((power, rig.read(rp0, 0xA8) & 0xFF), (0x40, 1));
+    rig.write(rp0, 0xAC, &[3, 0]);
+    assert_eq!(inject(&mut rig, "a").told, cut, "a port in D3hot passes nothing up");
+    rig.write(rp0, 0xAC, &[0, 0]);
+    assert_eq!((inject(&mut rig, "a").told, rig.read(rp0, 0x130)), (Ok(Name::from("rp0")), 0x2C));
+    rig.write(rp0, 0x130, &0x2Cu32.to_le_bytes());
+    inject(&mut rig, "a").told.unwrap();
     rig.write(down0, 0x48, &[0xF]);
     assert_eq!(inject(&mut rig, "down0").told, Ok(Name::from("rp0")));
     assert_eq!((rig.read(down0, 0x104), rig.read(rp0, 0x130)), (1 << 14, 0x2C));

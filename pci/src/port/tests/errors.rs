@@ -29,7 +29,7 @@ fn each_error_sets_its_bit_and_its_device_status() {
         (PcieError::DataLinkProtocol, 0x104, 4, 4, Severity::Fatal),
         (PcieError::MalformedTlp, 0x104, 18, 4, Severity::Fatal),
         (PcieError::CompletionTimeout, 0x104, 14, 2, Severity::NonFatal),
-        (PcieError::UnsupportedRequest, 0x104, 20, 2, Severity::NonFatal),
+        (PcieError::UnsupportedRequest, 0x104, 20, 0xA, Severity::NonFatal),
         (PcieError::AcsViolation, 0x104, 21, 2, Severity::NonFatal),
     ] {
         for kind in [PortKind::Root, PortKind::Upstream, PortKind::Downstream] {
@@ -41,6 +41,20 @@ fn each_error_sets_its_bit_and_its_device_status() {
             assert_eq!(read(&port, status), 0, "software clears it");
         }
     }
+}
+
+#[test]
+fn an_unsupported_request_is_reported_if_its_own_enable_is_on_as_well() {
+    for (control, reported) in [(0x2, false), (0x8, false), (0xA, true), (0xD, false)] {
+        let mut port = build(PortKind::Downstream, None);
+        write(&mut port, 0x48, control);
+        let expected = if reported { Recorded::Reported(Severity::NonFatal) } else { Recorded::Silently };
+        assert_eq!(port.record(PcieError::UnsupportedRequest, HEADER), expected, "device control {control:#x}");
+        assert_eq!(read(&port, 0x48) >> 16, 0xA);
+    }
+    let mut port = build(PortKind::Downstream, None);
+    write(&mut port, 0x04, command::SERR);
+    assert_eq!(port.record(PcieError::UnsupportedRequest, HEADER), Recorded::Reported(Severity::NonFatal), "SERR stands for all");
 }
 
 #[test]
