@@ -2,6 +2,7 @@
 //! at before.
 
 pub mod beside;
+mod links;
 pub(crate) mod peers;
 mod translate;
 mod virtio;
@@ -35,6 +36,7 @@ use crate::replicate::{GpuOrder, HostRoot, ReplicaError, Requested, Wishes, repl
 use crate::resize::Room;
 
 pub use beside::BesideError;
+use links::Known;
 use translate::{port_spec, stand_in, stub_spec};
 use virtio::memory_devices;
 pub use virtio::{Virtio, devices};
@@ -176,12 +178,15 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     for (name, device) in &named {
         functions.push((Name(name.clone()), *device, spec.endpoint(name, device, automatic.of(name), host)?));
     }
-    let mut free = Vec::new();
+    let (mut free, mut known) = (Vec::new(), Known::default());
     if let Some(file) = file {
         budget::check_file(&config.pcie, file)?;
-        spec.add_file(file, &config.pcie)?;
+        spec.add_file(file, &config.pcie, &mut known)?;
     }
     for (name, device, endpoint) in functions {
+        if let Some(link) = links::of(spec.endpoints.get(&name), &name, device, host) {
+            known.device(name.clone(), link);
+        }
         let node = |on: &str| NodeSpec {
             name: name.clone(),
             on: Name::from(on),
@@ -193,7 +198,8 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
             None => free.push((name, device, endpoint)),
         }
     }
-    spec.place(free, config, cold, host)?;
+    spec.place(free, config, cold, host, &mut known)?;
+    known.join(&mut spec.topology, &mut spec.endpoints);
     spec.topology.spare_numbers = config.pcie.bus0_free.unwrap_or(0);
     spec.numa = numa::resolve(config, host)?;
     let own = own_devices(config, spec.numa.as_ref().map_or(1, |numa| numa.nodes.len()));
@@ -285,7 +291,7 @@ impl Spec {
         Ok(planned)
     }
 
-    fn add_file(&mut self, file: &TopologyConfig, pcie: &PcieConfig) -> Result<(), SpecError> {
+    fn add_file(&mut self, file: &TopologyConfig, pcie: &PcieConfig, known: &mut Known) -> Result<(), SpecError> {
         for root in &file.root_complexes {
             self.topology.root_complexes.push(RootComplexSpec {
                 name: Name(root.name.clone()),
@@ -296,6 +302,9 @@ impl Spec {
         }
         for port in &file.ports {
             let kind = NodeKind::Port(port_spec(port, pcie)?);
+            if port.link.is_some() {
+                known.port(Name(port.name.clone()));
+            }
             self.topology.nodes.push(NodeSpec {
                 name: Name(port.name.clone()),
                 on: Name(port.on.clone()),
@@ -313,6 +322,7 @@ impl Spec {
         config: &VmConfig,
         cold: ColdPlugPort,
         host: &Host,
+        known: &mut Known,
     ) -> Result<(), SpecError> {
         let (mut requested, mut others) = (Vec::new(), Vec::new());
         for (name, device, endpoint) in devices {
@@ -328,6 +338,7 @@ impl Spec {
         if !requested.is_empty() || may_come {
             let replica = replicate(&host.tree, &requested, &wishes(config))?;
             self.topology.root_complexes.extend(replica.topology.root_complexes);
+            replica.topology.nodes.iter().for_each(|node| known.port(node.name.clone()));
             self.topology.nodes.extend(replica.topology.nodes);
             self.stands_for.extend(replica.stands_for);
             self.notes.extend(replica.notes.iter().map(ToString::to_string));
@@ -345,11 +356,7 @@ impl Spec {
                 host_roots.iter().find(|(_, root)| root.name == name).map(|(root, _)| root)
             });
             loose.push(Loose {
-                link: match self.endpoints.get(&name) {
-                    Some(Endpoint::Stub(StubSpec { on: Attachment::Link(link), .. })) => Some(*link),
-                    // The port nearest to the device has the same link partner, and may do more than the device.
-                    _ => above.last().and_then(|port| port.link).or_else(|| node.and_then(|node| node.link)),
-                },
+                link: links::of(self.endpoints.get(&name), &name, device, host),
                 // A virtual function is a device by itself.
                 host: node.filter(|node| node.physical_function.is_none()).map(|node| node.at),
                 name,
@@ -440,7 +447,7 @@ impl Spec {
             None if config.numa != NumaConfig::Off => {
                 self.notes.push("--numa host: no device tells its memory node, so the guest gets none".to_owned());
             }
-            None => {}
+            None => self.notes.extend(numa::gaps(&self.topology)),
         }
         Ok(())
     }

@@ -79,7 +79,7 @@ pub struct PortConfig {
     pub ids: Option<IdPair>,
     /// Subsystem vendor and subsystem.
     pub subsystem: Option<IdPair>,
-    /// Speed and width, as `16GT/s x16`. As given; read where links are known.
+    /// Speed and width, as `16GT/s x16`; by default those of the other end of the link. As given; read where links are known.
     pub link: Option<String>,
     /// Whether devices come and go while the guest runs.
     #[serde(default)]

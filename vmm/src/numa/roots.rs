@@ -21,6 +21,18 @@ pub struct Near<'a> {
     pub roots: &'a BTreeMap<Name, HostRoot>,
 }
 
+/// What a user should know where root complexes name the guest's only nodes beside 0, without memory and processors: a number
+/// that leaves others out is likely typed wrongly.
+pub fn gaps(topology: &Topology) -> Option<String> {
+    let named = topology.root_complexes.iter().filter_map(|root| Some((root.node?, &root.name)));
+    let mut by_node: BTreeMap<u32, &Name> = named.collect();
+    by_node.remove(&0);
+    let (expected, (node, root)) = (1u32..).zip(by_node).find(|(expected, (node, _))| expected != node)?;
+    Some(format!(
+        "root complex {root} is on memory node {node}, and nothing is on node {expected}: check the number, or give the guest its nodes by --numa"
+    ))
+}
+
 /// Gives root complexes their nodes, by what is `near` them; `movable` says that root complexes may be added. Returns what a
 /// user should know.
 ///

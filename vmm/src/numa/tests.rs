@@ -248,3 +248,23 @@ fn the_dry_run_tells_each_node_in_a_line() {
          node 1: no vCPU, memory 1G, distances 20 10\n"
     );
 }
+
+#[test]
+fn a_root_complex_on_a_node_behind_others_that_nothing_is_on_is_told_of() {
+    let notes = |nodes: &[&str]| {
+        let text: String =
+            nodes.iter().enumerate().map(|(i, node)| format!("[[root-complex]]\nname = \"rc{i}\"\n{node}\n")).collect();
+        let topology = Some(api::config::TopologyConfig::parse("f", &text).unwrap());
+        let notes = spec(&VmConfig { topology, ..VmConfig::default() }, &Host::default()).unwrap().notes;
+        notes.into_iter().filter(|note| note.contains("memory node")).collect::<Vec<_>>()
+    };
+    for right in [&["", ""][..], &["node = 0"], &["node = 1", "node = 0"], &["node = 2", "node = 1", "node = 1"]] {
+        assert_eq!(notes(right), [] as [&str; 0], "{right:?}");
+    }
+    let wrong = notes(&["node = 1", "node = 99", "node = 100"]);
+    assert!(
+        matches!(&wrong[..], [note] if note.starts_with("root complex rc1 is on memory node 99, and nothing is on node 2")),
+        "{wrong:?}"
+    );
+    assert_eq!(notes(&["node = 99"]).len(), 1);
+}
