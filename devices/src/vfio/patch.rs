@@ -9,7 +9,7 @@
 //! | header type, multi-function bit | the guest topology's |
 //! | interrupt line | kept here |
 //! | MSI, MSI-X control, address, data | kept here, see [`super::msi`] and [`super::msix`] |
-//! | power state | kept here: in D3hot the kernel would tear every mapping down |
+//! | power state | kept here: in D3hot the kernel would tear every mapping down. Nothing is reset on the way back, and the guest sees that (no soft reset) |
 //! | PCI Express type and link | changed only where the guest's place asks for it; on a conventional bus the whole capability is hidden |
 //! | SR-IOV, ARI, resizable BARs | hidden: guests cannot make functions, number them, or resize |
 //! | PRI, PASID | hidden: both need an IOMMU of the guest |
@@ -18,6 +18,7 @@
 
 use pci::caps::clique::{self, Clique, CliqueError, place};
 use pci::caps::express::reg as express;
+use pci::caps::power;
 use pci::emulated::Attachment;
 use pci::ext_caps::{ExtendedExtent, id as extended};
 use pci::link::{Link, LinkRate};
@@ -85,7 +86,8 @@ pub fn overlay(facts: &Facts, config: &Snapshot, options: &VfioOptions) -> Resul
     overlay.protect(type0::ROM, u32::MAX);
     overlay.emulate(header::INTERRUPT, 0xFF, 0xFF);
     if let Some((offset, _)) = facts.power {
-        overlay.emulate(u16::from(offset) + 4, 3, 0);
+        overlay.emulate(u16::from(offset) + 4, power::STATE, 0);
+        overlay.replace(u16::from(offset) + 4, power::NO_SOFT_RESET, power::NO_SOFT_RESET);
     }
     if let Some(msi) = facts.msi {
         let dwords = 3 + u16::from(msi.wide) + 2 * u16::from(msi.maskable);

@@ -7,6 +7,8 @@ use crate::config::RegDef;
 pub const CONTROL: u8 = 4;
 /// Power state field of that register: 0 is D0, 3 is D3hot.
 pub const STATE: u32 = 3;
+/// No soft reset: registers keep their values on the way from D3hot to D0, so that going there and back resets nothing.
+pub const NO_SOFT_RESET: u32 = 1 << 3;
 
 /// Power management of a port. Registers keep their values in D3hot; power management events are passed on, as every port
 /// must say (PCIe 6.0 7.5.2.1), and never made.
@@ -22,7 +24,6 @@ impl Capability for Power {
         const VERSION: u32 = 3;
         /// From D0, D3hot and D3cold.
         const EVENTS_FROM: u32 = 1 << 11 | 1 << 14 | 1 << 15;
-        const NO_SOFT_RESET: u32 = 1 << 3;
         const EVENT_ENABLE: u32 = 1 << 8;
         const EVENT_STATUS: u32 = 1 << 15;
         let control = RegDef {

@@ -146,3 +146,17 @@ fn on_a_conventional_bus_nothing_of_pci_express_is_seen_and_the_rest_of_the_list
     let express = below_port.iter().find(|(id, _)| *id == 0x10).map(|(_, offset)| u16::from(*offset)).unwrap();
     assert!((express + 4..express + 0x3C).step_by(4).all(|offset| read(offset) == 0));
 }
+
+#[test]
+fn a_function_whose_power_state_resets_nothing_says_so_whatever_the_hardware_would_do() {
+    for soft_reset in [0x0000_0008, 0x0000_0000, 0x0000_2100] {
+        let mut registers = Registers::gpu();
+        registers.dwords(0x40, &[0x0003_4801, soft_reset]);
+        let read = guest(&registers, &options()).unwrap();
+        assert_eq!(
+            (read(0x44) & 8, read(0x44) & !8),
+            (8, soft_reset & !8),
+            "guests do not take it for a way to reset the function"
+        );
+    }
+}
