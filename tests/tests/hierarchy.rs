@@ -88,6 +88,27 @@ fn case_a13_a_guest_finds_every_bar_and_window_where_the_dry_run_shows_it() {
     }
 }
 
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_a13_a_guest_walks_as_many_switches_below_each_other_as_256_buses_allow() {
+    let port = |name: &str, kind, on: &str| format!("[[port]]\nname = \"{name}\"\nkind = \"{kind}\"\non = \"{on}\"\n");
+    let mut file = "[[root-complex]]\nname = \"rc0\"\n".to_owned() + &port("d", "root-port", "rc0");
+    let mut above = "d".to_owned();
+    for level in 0..127 {
+        file += &port(&format!("u{level}"), "upstream-port", &above);
+        above = format!("d{level}");
+        file += &port(&above, "downstream-port", &format!("u{level}"));
+    }
+    file += &format!("[[device]]\nname = \"e\"\nkind = \"stub\"\non = \"{above}\"\nbars = [\"0:1M:mem32\"]\n");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deep.toml").display().to_string();
+    std::fs::write(&path, file).unwrap();
+    let plan = banyan(&["run", "--dry-run", "-v", "--topology", &path]);
+    let planned = planned(&plan.expect_code(0).stdout);
+    assert!(planned.contains_key("ff:00.0 bar 0"), "{planned:?}");
+    assert_eq!(reported(&probe(Guest::new("probe").with(&["--topology", &path]))), planned);
+}
+
 /// A tree as it is drawn, without the names and ids behind each endpoint.
 fn shape(text: &str) -> Vec<String> {
     let tree = text.lines().skip_while(|line| !line.starts_with("-[")).take_while(|line| !line.contains("->"));

@@ -155,9 +155,12 @@ impl fmt::Display for Shortage {
             Asks::Reserve { size } => write!(f, "what `{name}` keeps for hot-plug ({})", Size(size))?,
         }
         write!(f, " does not fit into {aperture}: ")?;
-        write!(f, "all devices need {needed} there, it has {there}, {missing} are missing; ")?;
+        write!(f, "all devices and ports need {needed} there, it has {there}, {missing} are missing; ")?;
         let count = self.left_over.len();
-        write!(f, "{count} device{} left over: ", if count == 1 { " is" } else { "s are" })?;
+        match count {
+            1 => f.write_str("one of them finds no place: ")?,
+            _ => write!(f, "{count} of them find no place: ")?,
+        }
         for (index, name) in self.left_over.iter().take(SHOWN).enumerate() {
             write!(f, "{}`{name}`", if index == 0 { "" } else { ", " })?;
         }

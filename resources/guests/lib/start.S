@@ -107,11 +107,11 @@ page_directory_pointers:
     .globl gigabyte_pages
 gigabyte_pages:
     .skip 1
-    .align 16
-    .skip 16384
-stack_top:
 
     .section .scratch, "aw", @nobits
     .align 4096
 page_directories:
     .skip 4 * 4096
+    # As deep as a walk of 256 buses nested in each other.
+    .skip 256 * 1024
+stack_top:

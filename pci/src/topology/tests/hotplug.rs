@@ -120,7 +120,7 @@ fn case_b2_a_budget_that_does_not_fit_is_refused_and_named() {
     assert_eq!((&shortage.name.0[..], shortage.asks), ("rp1", Asks::Reserve { size: 16 * GIB }));
     assert_eq!((shortage.there, shortage.left_over.len()), (32 * GIB, 2));
     let text = shortage.to_string();
-    for fact in ["what `rp1` keeps for hot-plug (16G)", "2 devices are left over: `rp1`, `rp2`", "keep less for hot-plug"] {
+    for fact in ["what `rp1` keeps for hot-plug (16G)", "2 of them find no place: `rp1`, `rp2`", "keep less for hot-plug"] {
         assert!(text.contains(fact), "{text} lacks {fact}");
     }
     let enough = Apertures { mem64: vec![Window { base: 4 * GIB, limit: 4 * GIB + shortage.needed - 1 }], ..small };
