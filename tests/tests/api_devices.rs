@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use tempfile::TempDir;
-use tests::guest::image;
+use tests::guest::{Guest, image};
 use tests::server::Server;
 
 fn disk(folder: &TempDir) -> String {
@@ -107,5 +107,53 @@ fn devices_without_an_id_are_told_with_the_one_by_which_they_can_be_removed() {
     assert_eq!(ids(), ["own", "disk2", "vsock0"]);
     server.expect("PUT vm.boot", "", 204);
     assert_eq!(ids(), ["own", "disk2", "vsock0"]);
+    server.shuts_down();
+}
+
+/// Root ports that keep what their names say above 4 GiB, the largest first.
+const SIZES: &str = r#"
+[[root-complex]]
+name = "rc0"
+
+[[port]]
+name = "p64G"
+kind = "root-port"
+on = "rc0"
+hotplug = true
+mem = "64G"
+
+[[port]]
+name = "p1G"
+kind = "root-port"
+on = "rc0"
+hotplug = true
+mem = "1G"
+
+[[port]]
+name = "p1Gtoo"
+kind = "root-port"
+on = "rc0"
+hotplug = true
+mem = "1G"
+"#;
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_small_device_leaves_the_large_window_to_one_that_needs_it() {
+    let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no folder: {error}"));
+    let file = folder.path().join("ports.toml");
+    std::fs::write(&file, SIZES).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let server = Server::run(&Guest::new("echo").with(&["--topology", &file.display().to_string()]));
+    server.until("GET vm.info", "", 200);
+    server.adds("stub,id=nic,bar0=64M:mem64:prefetchable");
+    server.adds("stub,id=gpu,bar0=16M:mem32,bar1=32G:mem64:prefetchable");
+    server.refuses(
+        "stub,bar0=16M:mem32,bar1=128G:mem64:prefetchable",
+        409,
+        &["no free port does", "`p1Gtoo`: its prefetchable window lacks", "--pcie hotplug-mem=128G"],
+    );
+    server.adds("stub,id=next,bar0=1G:mem64:prefetchable");
+    assert_eq!(server.devices(), "gpu@p64G nic@p1G next@p1Gtoo");
+    server.refuses("stub", 409, &["no hot-plug port is free", "`p64G` has `gpu`"]);
     server.shuts_down();
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tests::guest::Guest;
+use tests::server::Server;
 use tests::{Outcome, banyan};
 
 fn folder() -> PathBuf {
@@ -401,4 +402,37 @@ fn a_topology_file_for_nccl_tells_the_levels_of_the_host() {
         std::fs::write(again.path(), &import.stdout).unwrap();
         assert_eq!(host_matrix(again.path()), host_matrix(&host), "{name}");
     }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_device_that_comes_is_below_the_copy_of_its_own_switch_and_in_the_clique_of_its_neighbours() {
+    let host = folder().join("aws-p4d.json");
+    let arguments = ["--host", text(&host), "--pcie", "topology=host,host-ports=switches"];
+    let first = ["0000:10:1c.0,id=g0", "0000:20:1c.0,id=g2"];
+    let server = Server::run(&Guest::new("echo").with(&arguments).devices(&first));
+    server.until("GET vm.info", "", 200);
+    let clique = |id: &str| {
+        let reply: Value = serde_json::from_str(&server.devices_json()).unwrap();
+        let devices = reply["devices"].as_array().unwrap();
+        let found = devices.iter().find(|device| device["id"] == id).unwrap();
+        (found["clique"].clone(), found["port"].as_str().unwrap().to_owned(), found["pci_path"].as_str().unwrap().to_owned())
+    };
+    let (near, far) = (clique("g0"), clique("g2"));
+    assert!(near.0.is_number() && near.0 != far.0, "{near:?} {far:?}");
+    server.adds("0000:10:1d.0,id=g1");
+    let comes = clique("g1");
+    let switch = |path: &str| path.rsplitn(3, '/').last().unwrap().to_owned();
+    assert_eq!((&comes.0, switch(&comes.2)), (&near.0, switch(&near.2)), "{comes:?} {near:?}");
+    assert!(comes.1.starts_with("down-"), "{comes:?}");
+    server.refuses("0000:10:1d.0", 409, &["is the host function that this machine has as g1"]);
+    // It goes and comes back, to the same port; what belongs nowhere stays away from others' places as long as it can.
+    assert_eq!(server.remove("g1"), 204);
+    let back = server.until("PUT vm.add-device", r#"{"banyan":"0000:10:1d.0,id=g1"}"#, 200);
+    assert!(back.contains(&comes.2), "{back} {comes:?}");
+    // A reset keeps it where it is.
+    server.expect("PUT vm.reboot", "", 204);
+    server.until("GET vm.info", "", 200);
+    assert_eq!(clique("g1"), comes);
+    server.shuts_down();
 }

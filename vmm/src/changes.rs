@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use api::config::VmConfig;
 use arch::memory_map::Range;
+use pci::address::HostBdf;
 use pci::topology::{EndpointSpec, Name, Parent, PlannedKind};
 
 use crate::effects::BarAccess;
@@ -38,6 +39,8 @@ pub struct AddedFunction {
     pub access: BarAccess,
     /// Its number, 0 to 7.
     pub number: u8,
+    /// The function of a host that is data for which it stands.
+    pub stands_for: Option<HostBdf>,
 }
 
 /// Devices that came and planned ones that left.
@@ -171,7 +174,7 @@ mod tests {
         let mut changes = Changes::default();
         let functions = [("x", 0), ("y", 1)].map(|(name, number)| {
             let (endpoint, spec) = (endpoint.clone(), planned.spec.clone());
-            AddedFunction { name: Name::from(name), endpoint, spec, access: BarAccess::default(), number }
+            AddedFunction { name: Name::from(name), endpoint, spec, access: BarAccess::default(), number, stands_for: None }
         });
         changes.add(Added { functions: functions.into(), port: Name::from("port0"), number: None });
         changes.remove(&[Name::from("x"), Name::from("y")]);

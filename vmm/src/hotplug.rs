@@ -8,39 +8,39 @@ mod asked;
 mod choice;
 mod coming;
 mod leaving;
+mod look;
 mod nearness;
 pub(crate) mod newcomer;
 mod refusal;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
-use api::config::{Attach, DeviceConfig, DeviceKind, HostPorts, PcieConfig, VmConfig};
+use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
 use api::events::Event;
 use api::info::Progress;
 use devices::complaints::Complaints;
 use log::Level;
 use pci::address::HostBdf;
-use pci::caps::clique::Clique;
-use pci::topology::{EndpointSpec, Name};
+use pci::topology::Name;
 
 use crate::backends::Backend;
 use crate::changes::{Added, AddedFunction, Changes};
-use crate::cliques::{self, Member};
 use crate::effects::BarAccess;
-use crate::host::scan::scan;
-use crate::host::{self, HostError, SYSFS};
+use crate::host;
+use crate::host::recorded::RecordedHost;
 use crate::listing;
 use crate::machine::Machine;
 use crate::numa::GuestNuma;
-use crate::spec::{self, Endpoint, Host, Spec, SpecError, Virtio};
+use crate::spec::{self, Endpoint, Spec, Virtio};
 
 pub use asked::wanted_back;
 pub use coming::{Coming, ComingDevices};
 use leaving::Leaving;
-use nearness::{HostPlace, PortPlaces};
+use look::Looked;
+use nearness::PortPlaces;
 use newcomer::Wish;
 pub use refusal::HotPlugError;
 
@@ -50,6 +50,9 @@ pub struct HotPlug {
     /// Where ports are, as far as host functions belong nearer to some than to others.
     places: PortPlaces,
     numa: Option<GuestNuma>,
+    /// A host that is data, in place of this one, and the functions of it that stubs stand for.
+    recorded: Option<Arc<RecordedHost>>,
+    stand_ins: BTreeMap<Name, HostBdf>,
     /// Devices that hang on no hot-plug port leave, too, as far as there are registers.
     cold_removal: bool,
     leaving: Vec<Leaving>,
@@ -65,17 +68,23 @@ pub struct HotPlug {
 }
 
 impl HotPlug {
-    /// The devices of a machine that starts as `spec` says, with or without cold removal, and then had these `changes`.
-    pub fn new(spec: &Spec, cold_removal: bool, changes: Changes) -> io::Result<Self> {
+    /// The devices of a machine that starts as `spec` says, with or without cold removal, and then had these `changes`. Devices
+    /// come from the host that is `recorded`, if there is one.
+    pub fn new(spec: &Spec, cold_removal: bool, changes: Changes, recorded: Option<Arc<RecordedHost>>) -> io::Result<Self> {
         let mut endpoints = spec.endpoints.clone();
         endpoints.retain(|name, _| !changes.has_left(name));
         let added = changes.added().iter().flat_map(|added| &added.functions);
         endpoints.extend(added.map(|function| (function.name.clone(), function.endpoint.clone())));
+        let mut stand_ins = spec.stand_ins.clone();
+        let added = changes.added().iter().flat_map(|added| &added.functions);
+        stand_ins.extend(added.filter_map(|function| Some((function.name.clone(), function.stands_for?))));
         let coming = ComingDevices::new()?;
         Ok(Self {
             endpoints,
             places: PortPlaces::new(spec),
             numa: spec.numa.clone(),
+            recorded,
+            stand_ins,
             cold_removal,
             leaving: Vec::new(),
             coming,
@@ -115,15 +124,16 @@ impl HotPlug {
     /// Adds a device with these functions to the port that it names, or to the best free one on which it fits. The first
     /// functions of the host come when they can reach memory, see [`HotPlug::follow_coming`].
     pub fn add(&mut self, machine: &mut Machine, config: &VmConfig, device: &[DeviceConfig]) -> Result<Coming, HotPlugError> {
-        let device = newcomer::functions(config, device)?;
+        let device = newcomer::functions(config, device, self.recorded.as_deref())?;
         let mut functions: Vec<AddedFunction> = Vec::new();
         let mut from = None;
         let with: Vec<HostBdf> = device.iter().filter_map(|(function, _)| host::address(function)).collect();
         for (function, number) in &device {
             let name = self.name(machine, function, &functions)?;
-            let (endpoint, spec, place) = self.look(config, function, &name, &functions, &with)?;
+            let Looked { endpoint, spec, from: place, stands_for } = self.look(config, function, &name, &functions, &with)?;
             from = from.or(place);
-            functions.push(AddedFunction { name, endpoint, spec, access: BarAccess::of(function), number: *number });
+            let access = BarAccess::of(function);
+            functions.push(AddedFunction { name, endpoint, spec, access, number: *number, stands_for });
         }
         let wish = device.first().map(|(first, _)| Wish::of(first)).unwrap_or_default();
         let wish = Wish { places: Some(&self.places), from: from.as_ref(), ..wish };
@@ -161,6 +171,7 @@ impl HotPlug {
             spec,
             access: BarAccess::default(),
             number: 0,
+            stands_for: None,
         };
         // A virtio function shows what a PCI Express one does.
         let wish = Wish { attach: Some(Attach::Pcie), places: Some(&self.places), ..Wish::default() };
@@ -196,6 +207,8 @@ impl HotPlug {
         self.complaints.remove(&port);
         let names: Vec<Name> = added.functions.iter().map(|function| function.name.clone()).collect();
         self.endpoints.extend(added.functions.iter().map(|function| (function.name.clone(), function.endpoint.clone())));
+        let stand_ins = added.functions.iter().filter_map(|function| Some((function.name.clone(), function.stands_for?)));
+        self.stand_ins.extend(stand_ins);
         self.changes.add(added);
         log::info!("{} came to {port}", list(&names));
         names.into_iter().next().ok_or(HotPlugError::Nothing)
@@ -273,69 +286,6 @@ impl HotPlug {
                 return Ok(name);
             }
         }
-    }
-
-    /// The clique of a host function that nobody gave one, beside what is there and what comes with it.
-    fn clique_of(
-        &self,
-        config: &VmConfig,
-        at: HostBdf,
-        host: &Host,
-        before: &[AddedFunction],
-    ) -> Result<Option<Clique>, HotPlugError> {
-        if !host.tree.get(at).is_some_and(cliques::takes_part) {
-            return Ok(None);
-        }
-        let member = |endpoint: &Endpoint| match endpoint {
-            Endpoint::Vfio { at, clique, .. } => Some(Member { at: *at, given: *clique }),
-            _ => None,
-        };
-        let there = self.endpoints.values().chain(before.iter().map(|function| &function.endpoint));
-        let there: Vec<Member> = there.filter_map(member).collect();
-        let all: Vec<HostBdf> = there.iter().map(|member| member.at).chain([at]).collect();
-        let tree = scan(Path::new(SYSFS), &all).map_err(HostError::from)?;
-        let found = spec::peers::newcomer(config.pcie.cliques, &tree, &there, at).map_err(SpecError::from);
-        let (clique, notes) = found.map_err(HotPlugError::Spec)?;
-        notes.iter().for_each(|note| log::warn!("{note}"));
-        Ok(clique)
-    }
-
-    /// What a function is and where it is on the host, checked against the host and against those that are there or come before
-    /// it. Functions of the host that come in the same step are `with` it.
-    fn look(
-        &self,
-        config: &VmConfig,
-        device: &DeviceConfig,
-        name: &Name,
-        before: &[AddedFunction],
-        with: &[HostBdf],
-    ) -> Result<(Endpoint, EndpointSpec, Option<HostPlace>), HotPlugError> {
-        let (devices, memory) = (vec![device.clone()], config.memory.clone());
-        // Ports are there already.
-        let pcie = PcieConfig { host_ports: HostPorts::Used, ..config.pcie };
-        let mut alone = VmConfig { devices, memory, pcie, ..VmConfig::default() };
-        if let Some(device) = alone.devices.first_mut() {
-            device.id = Some(name.0.clone());
-            device.on = None;
-        }
-        let there = self.endpoints.values().filter_map(|endpoint| match endpoint {
-            Endpoint::Vfio { at, .. } => Some(*at),
-            _ => None,
-        });
-        let host = host::look_beside(&alone, &there.chain(with.iter().copied()).collect::<Vec<_>>())?;
-        let at = host.wanted.get(&name.0);
-        let same = |endpoint: &Endpoint| matches!(endpoint, Endpoint::Vfio { at: there, .. } if Some(there) == at);
-        let there = self.endpoints.iter().chain(before.iter().map(|function| (&function.name, &function.endpoint)));
-        if let Some((there, _)) = there.into_iter().find(|(_, endpoint)| same(endpoint)) {
-            return Err(HotPlugError::Twice { name: name.clone(), there: there.clone() });
-        }
-        let automatic = match at {
-            Some(at) if device.clique.is_none() => self.clique_of(config, *at, &host, before)?,
-            _ => None,
-        };
-        let place = at.and_then(|at| HostPlace::of(*at, &host.tree, self.numa.as_ref()));
-        let (endpoint, spec) = spec::single(&alone, &host, automatic).map_err(HotPlugError::Spec)?;
-        Ok((endpoint, spec, place))
     }
 }
 

@@ -36,6 +36,7 @@ use crate::counters::Report;
 use crate::ejected::Ejected;
 use crate::endpoints::{EndpointError, Factory};
 use crate::groundwork::{Groundwork, GroundworkError, Preparation, Work, fixed, touch_in_background};
+use crate::host::recorded::RecordedHost;
 use crate::host_signals::HostSignals;
 use crate::hotplug::{self, HotPlugError};
 use crate::kvm::{EdgeLine, GsiTable, KvmError, SlotError, Slots, Vm};
@@ -90,6 +91,8 @@ pub struct Design<'a> {
     pub cpuid: &'a CpuId,
     /// What virtio devices use of the host.
     pub backends: &'a Arc<Backends>,
+    /// A host that is data, in place of this one.
+    pub recorded: Option<&'a Arc<RecordedHost>>,
     /// The state of a machine like this one, which this one goes on with, held. RAM is as that machine left it.
     pub state: Option<&'a [u8]>,
 }

@@ -172,8 +172,9 @@ impl Guest {
         service: Option<&mut Service<'_>>,
         saved: Option<&Saved>,
     ) -> Result<End, RunError> {
-        let Blueprint { config, spec, plan, cpuid, .. } = &*self.blueprint;
-        let design = Design { config, spec, plan, cpuid, added: &[], extent: None, backends: &self.backends, state: None };
+        let Blueprint { config, spec, plan, cpuid, recorded } = &*self.blueprint;
+        let (backends, recorded) = (&self.backends, recorded.as_ref());
+        let design = Design { config, spec, plan, cpuid, added: &[], extent: None, backends, recorded, state: None };
         let end = self.outputs.run(ground, named, &design, options, service, saved);
         let lost = self.outputs.close();
         if lost > 0 {

@@ -128,6 +128,8 @@ pub struct Spec {
     pub host_roots: BTreeMap<Name, HostRoot>,
     /// Hot-plug ports that stand for one of the host which has a device below.
     pub homes: BTreeSet<Name>,
+    /// The functions of a host that is data for which stubs stand.
+    pub stand_ins: BTreeMap<Name, HostBdf>,
     /// Memory nodes, if the guest is to know of any.
     pub numa: Option<GuestNuma>,
     /// Processors, those that may come later among them.
@@ -276,6 +278,7 @@ impl Spec {
                 }
                 match host.tree.get(at).filter(|_| host.emulated) {
                     Some(node) => {
+                        self.stand_ins.insert(Name(name.to_owned()), at);
                         let stub = stand_in(node, clique, device.clique_any_vendor);
                         let planned = EndpointSpec { interrupt_pin: stub.interrupt_pin(), ..planned };
                         (Endpoint::Stub(stub), planned)

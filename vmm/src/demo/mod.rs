@@ -67,6 +67,7 @@ pub fn run(options: &DemoOptions) -> Result<u8, DemoError> {
         extent: None,
         cpuid: &cpuid,
         backends: &backends,
+        recorded: None,
         state: None,
     };
     let ground = Groundwork::open(vm, &run::needs(&config, &spec, &plan), None).map_err(RunError::from)?;

@@ -166,6 +166,7 @@ impl HotPlug {
                     machine.pci().change(|tree| functions.iter().for_each(|(id, _)| tree.mapper.remove(*id)));
                     for name in &leaving.names {
                         self.endpoints.remove(name);
+                        self.stand_ins.remove(name);
                         machine.parts().1.backends().close(name);
                     }
                     self.changes.remove(&leaving.names);

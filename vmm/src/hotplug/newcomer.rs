@@ -19,16 +19,24 @@ use crate::cdi;
 use crate::changes::Added;
 use crate::effects::Endpoint;
 use crate::endpoints::{Factory, FunctionError, Order, reset_with_their_bus};
+use crate::host::recorded::RecordedHost;
 use crate::pci_bus::PciBus;
 
 /// The functions of the device that somebody asked for, with their numbers. A CDI name stands for functions of the host,
-/// which are one device here if they are one there; they keep their numbers then.
-pub(super) fn functions(config: &VmConfig, device: &[DeviceConfig]) -> Result<Vec<(DeviceConfig, u8)>, HotPlugError> {
+/// which are one device here if they are one there; they keep their numbers then. The host may be data (`recorded`).
+pub(super) fn functions(
+    config: &VmConfig,
+    device: &[DeviceConfig],
+    recorded: Option<&RecordedHost>,
+) -> Result<Vec<(DeviceConfig, u8)>, HotPlugError> {
     let mut functions = Vec::new();
     for asked in device {
         let (cdi_dirs, cdi_mistakes) = (config.cdi_dirs.clone(), config.cdi_mistakes);
         let wanted = VmConfig { devices: vec![asked.clone()], cdi_dirs, cdi_mistakes, ..VmConfig::default() };
-        let (found, notes) = cdi::apply(&wanted)?;
+        let (found, notes) = match recorded {
+            Some(recorded) => cdi::apply_in(&recorded.tree, &wanted)?,
+            None => cdi::apply(&wanted)?,
+        };
         notes.iter().for_each(|note| log::warn!("{note}"));
         match found.devices.as_slice() {
             [only] => functions.push((only.clone(), only.function)),
@@ -395,7 +403,7 @@ mod tests {
 
     fn stubs(devices: &[&str]) -> Result<Vec<u8>, String> {
         let devices: Vec<DeviceConfig> = devices.iter().map(|device| device.parse().unwrap()).collect();
-        let found = functions(&VmConfig::default(), &devices).map_err(|error| error.to_string())?;
+        let found = functions(&VmConfig::default(), &devices, None).map_err(|error| error.to_string())?;
         Ok(found.into_iter().map(|(_, number)| number).collect())
     }
 

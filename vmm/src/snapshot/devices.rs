@@ -109,7 +109,7 @@ pub fn changes(machine: &Machine) -> Result<(Changes, VmConfig), SnapshotError> 
                 fits.map_err(|source| unusable(&name, source))?;
                 additions::note(&mut shown, device.clone(), &name);
             }
-            Ok(AddedFunction { name, endpoint, spec, access, number: function.number })
+            Ok(AddedFunction { name, endpoint, spec, access, number: function.number, stands_for: None })
         });
         let functions = functions.collect::<Result<_, SnapshotError>>()?;
         changes.add(Added { functions, port: Name::from(added.port.as_str()), number: added.number });
