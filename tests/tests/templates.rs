@@ -143,6 +143,22 @@ fn memory_that_stays_shared_goes_on_in_the_file_and_can_be_written_down_again() 
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_machine_that_goes_on_in_a_templates_memory_says_so() {
+    for shared in [true, false] {
+        let (folder, _) = template(&json!({}));
+        let copy = copy(folder.path(), shared);
+        let server = restored(&copy);
+        let again = tempfile::tempdir().unwrap();
+        server.expect("PUT vm.snapshot", &url("destination", again.path()), 204);
+        server.expect("PUT vm.resume", "", 204);
+        server.expect("PUT vmm.shutdown", "", 204);
+        let outcome = server.process.wait();
+        assert_eq!(outcome.stderr.contains("cannot be restored any more"), shared, "{}", outcome.stderr);
+    }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_machine_of_a_template_is_written_down_with_its_own_memory() {
     let (folder, _) = template(&json!({}));
     let before = fs::read(folder.path().join("memory")).unwrap();

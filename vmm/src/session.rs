@@ -85,6 +85,8 @@ pub struct Session<'a, 's> {
     writing: Option<(Written, Reply<()>)>,
     /// Readable when it has ended.
     written: Arc<EventFd>,
+    /// A snapshot was written that needs the guest's memory as it is.
+    stands: bool,
 }
 
 /// Somebody who waits for a device that was accepted.
@@ -122,7 +124,20 @@ impl<'a, 's> Session<'a, 's> {
         });
         let written = Arc::new(groundwork::event()?);
         let (promises, plan) = (Vec::new(), design.plan);
-        Ok(Self { service, machine, config, spec, plan, hotplug, resizer, promises, _touching: touching, writing: None, written })
+        Ok(Self {
+            service,
+            machine,
+            config,
+            spec,
+            plan,
+            hotplug,
+            resizer,
+            promises,
+            _touching: touching,
+            writing: None,
+            written,
+            stands: false,
+        })
     }
 
     /// Tells that the machine runs, or that it is held until it is resumed.
@@ -271,6 +286,11 @@ impl<'a, 's> Session<'a, 's> {
 
     /// Lets a machine go on that is held.
     fn resume(&mut self, reply: Reply<()>) {
+        if std::mem::take(&mut self.stands) {
+            log::warn!(
+                "the guest goes on in the memory with which it was written down: that snapshot cannot be restored any more"
+            );
+        }
         self.hotplug.resume(Instant::now());
         self.machine.resume();
         self.publish(Phase::Running);

@@ -71,7 +71,8 @@ pub(super) fn read(
         ("hotplugged_size", zone.hotplugged_size.is_some_and(|size| size > 0)),
     ];
     if let Some((key, _)) = others.into_iter().find(|(_, there)| *there) {
-        let why = "memory in a file has the pages of the file and does not grow; leave it out, and give `memory.hotplug_size` for what may come";
+        let why = "memory in a file has the pages of the file and does not grow; leave it out, and give `memory.hotplug_size` for what \
+                   may come";
         return refuse(&format!("[0].{key}"), why);
     }
     let own = zone.shared.unwrap_or_default();
@@ -134,8 +135,12 @@ mod tests {
             }
             assert_eq!(created(&told), Ok(config), "what was told can be given again");
         }
-        let alone =
+        let mut alone =
             json!({ "size": 0, "zones": [{ "id": "mem0", "size": 4096, "file": "/m", "shared": true, "prefault": true }] });
+        // As a driver sends what it does not know.
+        for key in ["hugepages", "hugepage_size", "host_numa_node", "hotplug_size", "hotplugged_size", "mergeable", "reserve"] {
+            alone["zones"][0][key] = Value::Null;
+        }
         let memory = created(&alone).unwrap().memory;
         assert!(memory.keeps() && memory.prefault);
     }

@@ -84,7 +84,7 @@ pub enum CtlCommand {
         #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
         folder: PathBuf,
     },
-    /// Make a machine that was written down; `resume` then lets it go on
+    /// Make a machine that was written down; `resume`, or --resume, lets it go on
     ///
     /// For a process that was started as `banyan --api-socket PATH`. Without shared memory or huge pages RAM stays in the folder
     /// and is read when the guest uses it: the files must stay as they are while the machine is there, and machines from the
@@ -96,6 +96,9 @@ pub enum CtlCommand {
         /// Read all memory first
         #[arg(long)]
         prefault: bool,
+        /// Let it go on at once
+        #[arg(long)]
+        resume: bool,
     },
     /// Reset the machine; devices that were added stay
     Reboot,

@@ -71,8 +71,9 @@ fn call(command: &CtlCommand) -> Result<(Verb, &'static str, Option<Value>), Ctl
         CtlCommand::Pause => (Verb::Put, "vm.pause", None),
         CtlCommand::Resume => (Verb::Put, "vm.resume", None),
         CtlCommand::Snapshot { folder } => (Verb::Put, "vm.snapshot", Some(json!({ "destination_url": url(folder)? }))),
-        CtlCommand::Restore { folder, prefault } => {
-            (Verb::Put, "vm.restore", Some(json!({ "source_url": url(folder)?, "prefault": prefault })))
+        CtlCommand::Restore { folder, prefault, resume } => {
+            let body = json!({ "source_url": url(folder)?, "prefault": prefault, "resume": resume });
+            (Verb::Put, "vm.restore", Some(body))
         }
         CtlCommand::Reboot => (Verb::Put, "vm.reboot", None),
         CtlCommand::PowerButton => (Verb::Put, "vm.power-button", None),

@@ -128,7 +128,10 @@ pub enum FileError {
         source: io::Error,
     },
     /// It ends too early.
-    #[error("memory of {wanted} bytes cannot be in {}, which has {found}: name the file that the machine was written down with", path.display())]
+    #[error(
+        "memory of {wanted} bytes cannot be in {}, which has {found}: name the file that the machine was written down with",
+        path.display()
+    )]
     Short {
         /// The path.
         path: PathBuf,
@@ -138,7 +141,10 @@ pub enum FileError {
         wanted: u64,
     },
     /// Its file system is too small.
-    #[error("memory of {wanted} bytes cannot be in {}: its file system has room for {free} more; make room, or name a file elsewhere", path.display())]
+    #[error(
+        "memory of {wanted} bytes cannot be in {}: its file system has room for {free} more; make room, or name a file elsewhere",
+        path.display()
+    )]
     Room {
         /// The path.
         path: PathBuf,
@@ -148,7 +154,10 @@ pub enum FileError {
         free: u64,
     },
     /// Devices cannot reach it.
-    #[error("functions of the host cannot reach memory that is shared in {}: put the file into a tmpfs or a hugetlbfs", path.display())]
+    #[error(
+        "functions of the host cannot reach memory that is shared in {}: put the file into a tmpfs or a hugetlbfs",
+        path.display()
+    )]
     Pinned {
         /// The path.
         path: PathBuf,

@@ -63,6 +63,7 @@ impl Session<'_, '_> {
         if let Some((written, reply)) = self.writing.take() {
             let last = written.progress();
             let ended = written.finish();
+            self.stands |= ended.is_ok() && self.config.memory.keeps();
             self.service.published.set_progress(last);
             self.service.published.set_progress(None);
             reply.send(ended.map_err(|error| ApiError::from_error(ErrorKind::Internal, &error)));
