@@ -203,3 +203,54 @@ fn case_g2_what_is_printed_before_a_client_comes_and_between_two_arrives_once_an
     assert_eq!(numbers.len(), 8000, "{}", numbers.len());
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1));
 }
+
+/// A pipe that is full and that nobody reads, at `path`, which `fd` of a shell stays open for.
+fn full_pipe(path: &Path, fd: u8) -> String {
+    let path = path.display();
+    format!("mkfifo '{path}' && exec {fd}<>'{path}' && head -c 65536 /dev/zero >&{fd}")
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn case_g1_a_log_that_nobody_reads_holds_up_no_command_and_no_end() {
+    let Ok(folder) = tempfile::tempdir() else { panic!("no temporary directory") };
+    let socket = folder.path().join("s");
+    // As where a client's debug output is one terminal for both streams, whose reader has ended.
+    let script = full_pipe(&folder.path().join("pipe"), 3) + r#" && exec "$0" "$@" >&3 2>&3"#;
+    let process = Session::spawn(in_shell(&script, &["-vv", "--api-socket", &socket.display().to_string()]), LIMIT);
+    let call = |what: &str, body: &str| tests::server::call(&socket, what, body).0;
+    let begin = Instant::now();
+    while call("GET vmm.ping", "") != 200 {
+        assert!(begin.elapsed() < LIMIT, "nobody listens");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let kernel = image("flood.elf");
+    let body = format!(
+        r#"{{"payload":{{"kernel":"{kernel}","cmdline":"lines=4096"}},"memory":{{"size":67108864}},"serial":{{"mode":"Tty"}}}}"#
+    );
+    assert_eq!(call("PUT vm.create", &body), 204);
+    assert_eq!(call("PUT vm.boot", ""), 204);
+    for _ in 0..10 {
+        assert_eq!(call("PUT vm.reboot", ""), 204);
+        assert_eq!(call("GET vmm.ping", ""), 200);
+    }
+    assert_eq!(call("PUT vmm.shutdown", ""), 204);
+    process.wait().expect_code(0);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn what_is_said_last_reaches_a_reader_that_is_slow() {
+    let Ok(folder) = tempfile::tempdir() else { panic!("no temporary directory") };
+    let pipe = folder.path().join("pipe");
+    let script = full_pipe(&pipe, 3) + r#" && echo full && exec "$0" "$@" 2>&3"#;
+    let mut process = Session::spawn(in_shell(&script, &["run", "--kernel", "/nowhere/kernel"]), LIMIT);
+    process.expect("full");
+    let mut reader = File::open(&pipe).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    let mut said = Vec::new();
+    reader.read_to_end(&mut said).unwrap();
+    process.wait().expect_code(1);
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("banyan: ") && said.contains("/nowhere/kernel"), "{}", said.trim_start_matches('\0'));
+}

@@ -17,7 +17,7 @@
 //! | who carries out what API clients ask for? | [`serve`], [`session`], [`between`], `waiting`, [`listing`], `inject` |
 //! | how does a machine go on in another process? | [`snapshot`] |
 //! | what do the other commands do? | [`ctl`], [`topology`], [`check`], [`cdi`], [`demo`] |
-//! | what is said, and counted? | [`logger`], [`mod@print`], [`table`], [`counters`] |
+//! | what is said, and counted? | [`logger`], [`lines`], [`mod@print`], [`table`], [`counters`] |
 //!
 //! ARCHITECTURE.md says what each thread does, and in which order locks are taken.
 
@@ -49,6 +49,7 @@ pub mod host_signals;
 pub mod hotplug;
 mod inject;
 pub mod kvm;
+pub mod lines;
 pub mod listing;
 pub mod logger;
 pub mod machine;

@@ -2,13 +2,13 @@
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
 use vmm::kvm::CpuidAhead;
 use vmm::print::{one_line, print};
-use vmm::{cdi, check, ctl, demo, policy, run, serve, topology};
+use vmm::{cdi, check, ctl, demo, logger, policy, run, serve, topology};
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
@@ -18,10 +18,12 @@ fn main() -> ExitCode {
         Err(CliError::Usage(error)) => return usage(&error),
         Err(error) => Err(error.into()),
     };
-    done.unwrap_or_else(|error| {
+    let code = done.unwrap_or_else(|error| {
         report(error.as_ref());
         ExitCode::FAILURE
-    })
+    });
+    logger::finish();
+    code
 }
 
 fn act(action: Action, ahead: Option<CpuidAhead>) -> Result<ExitCode, Box<dyn Error>> {
@@ -80,6 +82,5 @@ fn report(error: &dyn Error) {
         text += &format!("  because: {}\n", one_line(&error.to_string()));
         cause = error.source();
     }
-    // Nothing can be done about a standard error that is closed.
-    let _ = io::stderr().lock().write_all(text.as_bytes());
+    logger::say(&text);
 }

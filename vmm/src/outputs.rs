@@ -1,7 +1,7 @@
 //! Runs a guest with its consoles from the start to the end, through resets.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,6 +27,7 @@ use crate::groundwork::Groundwork;
 use crate::host_signals::Lookout;
 use crate::hotplug;
 use crate::kvm::Vm;
+use crate::logger;
 use crate::machine::{Design, Machine, Surroundings};
 use crate::main_loop::{self, End, Input, Sources};
 use crate::run::{RunError, needs};
@@ -192,8 +193,7 @@ impl Outputs {
             };
             let left = machine.stop();
             if options.counters {
-                // A standard error that is full or closed is no reason to end otherwise than the guest did.
-                let _ = write!(io::stderr().lock(), "{}", machine.counters());
+                logger::say(&machine.counters().to_string());
             }
             let by_guest = matches!(end, End::Power(PowerEvent::Reset) | End::Watchdog) && !options.no_reboot;
             if by_guest && end == End::Watchdog {

@@ -314,12 +314,13 @@ pub fn start_log(config: &api::config::LogConfig) -> Result<(), RunError> {
         LogLevel::Debug => LevelFilter::Debug,
         LogLevel::Trace => LevelFilter::Trace,
     };
-    let file = config.file.as_ref().map(|path| {
-        let file = OpenOptions::new().append(true).create(true).open(path);
-        file.map_err(|source| RunError::Output { flag: "--log", path: path.display().to_string(), source })
-    });
-    logger::start(level, file.transpose()?);
-    Ok(())
+    let refused = |source| {
+        let path = config.file.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        RunError::Output { flag: "--log", path, source }
+    };
+    let file = config.file.as_ref().map(|path| OpenOptions::new().append(true).create(true).open(path));
+    let file = file.transpose().map_err(refused)?;
+    logger::start(level, file).map_err(|error| refused(error.into()))
 }
 
 /// The exit code that tells how a guest ended.

@@ -24,6 +24,7 @@ use crate::groundwork::{GroundworkError, TICK};
 use crate::host::{SYSFS, memory_nodes};
 use crate::hotplug::HotPlugError;
 use crate::listing;
+use crate::logger;
 use crate::machine;
 use crate::main_loop::End;
 use crate::memory::MemoryError;
@@ -65,6 +66,7 @@ pub fn serve(config: Option<VmConfig>, options: &RunOptions, socket: &Path) -> R
         // A client that is there before the machine finds it on its way.
         publish(&published, config, Phase::Starting);
     }
+    logger::prepare();
     let server = Server::start(socket, controller, published.clone(), base, Limits::default())?;
     let mut state = State { inbox: &inbox, published: &published, signals, policy, options: &options, vm: None };
     let code = state.run(config);

@@ -14,7 +14,7 @@
 pub mod console;
 pub mod debug;
 pub mod line;
-mod output;
+pub mod output;
 pub mod panic;
 pub mod pm;
 pub mod serial;
@@ -22,6 +22,7 @@ pub mod serial;
 pub use console::{Console, ConsoleError, ConsoleSink, Drained, InputLine};
 pub use debug::{DebugConsole, DebugExit};
 pub use line::Line;
+pub use output::Output;
 pub use panic::{Panic, PanicPort, PanicSink};
 pub use pm::{KeyboardController, PowerEvent, PowerSink, ResetControl, SleepControl};
 pub use serial::Serial;

@@ -1,4 +1,4 @@
-//! Writes to the host's side of a console without waiting, whatever the descriptor is.
+//! Writes to the host's side of a console, or to a log, without waiting, whatever the descriptor is.
 //!
 //! Setting `O_NONBLOCK` on standard output would change it for every process that shares it, the user's shell among
 //! them. So terminals and pipes are opened a second time, which gives a description of our own.
@@ -27,16 +27,41 @@ enum Manner {
     Shared,
 }
 
-/// Where console output goes.
+/// Where output goes.
 #[derive(Debug)]
-pub(super) struct Output {
-    fd: OwnedFd,
+pub struct Output {
+    fd: Descriptor,
     manner: Manner,
+}
+
+#[derive(Debug)]
+enum Descriptor {
+    Own(OwnedFd),
+    /// One of the standard streams.
+    Standing(BorrowedFd<'static>),
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Own(fd) => fd.as_fd(),
+            Self::Standing(fd) => fd.as_fd(),
+        }
+    }
 }
 
 impl Output {
     /// Finds out how to write to `fd` without waiting.
-    pub(super) fn new(fd: OwnedFd) -> Result<Self, Errno> {
+    pub fn new(fd: OwnedFd) -> Result<Self, Errno> {
+        Self::on(Descriptor::Own(fd))
+    }
+
+    /// The same for a descriptor that is always open. It is opened a second time where that is needed, and else used as it is.
+    pub fn standing(fd: BorrowedFd<'static>) -> Result<Self, Errno> {
+        Self::on(Descriptor::Standing(fd))
+    }
+
+    fn on(fd: Descriptor) -> Result<Self, Errno> {
         let manner = match FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) {
             FileType::Socket => Manner::Socket,
             FileType::Fifo => Manner::Shared,
@@ -46,18 +71,19 @@ impl Output {
         if manner == Manner::Shared
             && let Ok(own) = reopen(fd.as_fd())
         {
-            return Ok(Self { fd: own, manner: Manner::NonBlocking });
+            return Ok(Self { fd: Descriptor::Own(own), manner: Manner::NonBlocking });
         }
         Ok(Self { fd, manner })
     }
 
-    /// Whether [`Output::write`] is safe to call from a vCPU.
-    pub(super) fn never_waits(&self) -> bool {
+    /// Whether [`Output::write`] is safe to call from a thread that must not wait.
+    #[must_use]
+    pub fn never_waits(&self) -> bool {
         self.manner != Manner::Shared
     }
 
     /// Writes what fits; [`io::ErrorKind::WouldBlock`] when nothing does.
-    pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+    pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             let written = match self.manner {
                 Manner::Socket => rustix::net::send(&self.fd, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
@@ -75,7 +101,7 @@ impl Output {
     }
 
     /// Waits until something can be written, at most until `deadline`; whether it can.
-    pub(super) fn wait(&self, deadline: Option<Instant>) -> io::Result<bool> {
+    pub fn wait(&self, deadline: Option<Instant>) -> io::Result<bool> {
         loop {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
@@ -135,7 +161,7 @@ mod tests {
     #[test]
     fn a_pipe_that_cannot_be_opened_again_is_asked_first() {
         let (_reader, writer) = io::pipe().unwrap();
-        let output = Output { fd: writer.into(), manner: Manner::Shared };
+        let output = Output { fd: Descriptor::Own(writer.into()), manner: Manner::Shared };
         assert!(fill(&output) >= AT_ONCE);
         assert!(!output.never_waits());
     }
