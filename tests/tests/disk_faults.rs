@@ -31,7 +31,7 @@ fn bad(folder: &TempDir) -> Vec<(String, String, &'static str)> {
     };
     let cut = write("cut.raw", &[0; 511]);
     let empty = write("empty.raw", &[]);
-    // A qcow2 image that ends within its header, and one whose table lies behind its end.
+    // A qcow2 image that ends within its header, one whose table lies behind its end, and one that is encrypted.
     let header = write("header.qcow2", b"QFI\xfb\0\0\0\x03");
     let mut table = vec![0; 4096];
     table[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
@@ -43,6 +43,9 @@ fn bad(folder: &TempDir) -> Vec<(String, String, &'static str)> {
     table[56..60].copy_from_slice(&1_u32.to_be_bytes());
     table[96..100].copy_from_slice(&4_u32.to_be_bytes());
     table[100..104].copy_from_slice(&104_u32.to_be_bytes());
+    let mut encrypted = table.clone();
+    encrypted[32..36].copy_from_slice(&1_u32.to_be_bytes());
+    let encrypted = write("secret.qcow2", &encrypted);
     let table = write("table.qcow2", &table);
     let plain = raw(folder, "plain.raw");
     let json = |path: &str, kind: &str| format!(r#"{{"path":"{path}","image_type":"{kind}"}}"#);
@@ -59,6 +62,7 @@ fn bad(folder: &TempDir) -> Vec<(String, String, &'static str)> {
         (format!("{plain},format=qcow2"), json(&plain, "Qcow2"), "no qcow2 image"),
         (format!("{header},format=qcow2"), json(&header, "Qcow2"), "header.qcow2"),
         (format!("{table},format=qcow2"), json(&table, "Qcow2"), "cut off"),
+        (format!("{encrypted},format=qcow2"), json(&encrypted, "Qcow2"), "is encrypted (method 1, AES)"),
     ]
 }
 

@@ -79,8 +79,8 @@ impl Image {
             }
             Format::Qcow2 => {
                 let len = file.seek(SeekFrom::End(0)).map_err(ImageError::Length)?;
-                if let Some(needed) = end_of_tables(&file).filter(|needed| *needed > len) {
-                    return Err(ImageError::Cut { len, needed });
+                if let Some(header) = Header::read(&file) {
+                    header.check(len)?;
                 }
                 let storage = imago::file::File::try_from(file).map_err(ImageError::Length)?;
                 let builder = Qcow2::<imago::file::File>::builder(storage).write(!readonly);
@@ -401,18 +401,38 @@ impl Drop for Bounce {
     }
 }
 
-/// Where the tables of a qcow2 image end that its header names (QEMU: docs/interop/qcow2.txt); `None` for a header that is none.
-fn end_of_tables(file: &File) -> Option<u64> {
-    let mut header = [0; 56];
-    file.read_exact_at(&mut header, 0).ok()?;
-    if !header.starts_with(b"QFI\xfb") {
-        return None;
+/// What is looked at in the header of a qcow2 image before it is opened (QEMU: docs/interop/qcow2.txt).
+struct Header {
+    /// `crypt_method`: 0 for an image that is not encrypted.
+    encryption: u32,
+    /// Where the last table ends that the header names.
+    end_of_tables: u64,
+}
+
+impl Header {
+    /// `None` for one that is none.
+    fn read(file: &File) -> Option<Self> {
+        let mut header = [0; 56];
+        file.read_exact_at(&mut header, 0).ok()?;
+        if !header.starts_with(b"QFI\xfb") {
+            return None;
+        }
+        let word = |at: usize| Some(u32::from_be_bytes(header.get(at..at + 4)?.try_into().ok()?));
+        let long = |at: usize| Some(u64::from_be_bytes(header.get(at..at + 8)?.try_into().ok()?));
+        let mapping = long(40)?.saturating_add(8 * u64::from(word(36)?));
+        // Of the counts of references the last cluster may be written in part.
+        let end_of_tables = mapping.max(long(48)?.saturating_add(8));
+        Some(Self { encryption: word(32)?, end_of_tables })
     }
-    let word = |at: usize| Some(u32::from_be_bytes(header.get(at..at + 4)?.try_into().ok()?));
-    let long = |at: usize| Some(u64::from_be_bytes(header.get(at..at + 8)?.try_into().ok()?));
-    let mapping = long(40)?.saturating_add(8 * u64::from(word(36)?));
-    // Of the counts of references the last cluster may be written in part.
-    Some(mapping.max(long(48)?.saturating_add(8)))
+
+    /// Whether an image of `len` bytes can have it.
+    const fn check(&self, len: u64) -> Result<(), ImageError> {
+        match self {
+            Self { encryption: 1.., .. } => Err(ImageError::Encrypted { method: self.encryption }),
+            Self { end_of_tables, .. } if *end_of_tables > len => Err(ImageError::Cut { len, needed: *end_of_tables }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// An image that cannot be a disk.
@@ -430,6 +450,15 @@ pub enum ImageError {
     /// Not of the format.
     #[error("it is no qcow2 image that can be used: backing and data files of its own are not opened")]
     Qcow2(#[source] io::Error),
+    /// Nobody here has a key.
+    #[error(
+        "it is encrypted (method {method}{}), which is not supported: decrypt it with qemu-img convert",
+        match method { 1 => ", AES", 2 => ", LUKS", _ => "" }
+    )]
+    Encrypted {
+        /// `crypt_method` of its header.
+        method: u32,
+    },
     /// Less than there was.
     #[error("it has been cut off: it ends at byte {len}, and its tables reach to byte {needed}")]
     Cut {

@@ -197,6 +197,19 @@ fn a_qcow2_image_that_names_another_file_is_refused() {
 }
 
 #[test]
+fn an_encrypted_qcow2_image_is_refused_and_never_taken_for_a_plain_one() {
+    use std::os::unix::fs::FileExt;
+    for (method, name) in [(1_u32, "AES"), (2, "LUKS"), (9, "method 9)"), (u32::MAX, "4294967295")] {
+        let file = qcow2(1 << 20);
+        file.write_all_at(&method.to_be_bytes(), 32).unwrap();
+        for readonly in [true, false] {
+            let error = Image::new(file.try_clone().unwrap(), Format::Qcow2, readonly, false).err().unwrap().to_string();
+            assert!(error.contains("encrypted") && error.contains(name), "{error}");
+        }
+    }
+}
+
+#[test]
 fn what_is_no_disk_is_refused() {
     let small = tempfile::tempfile().unwrap();
     small.set_len(511).unwrap();
