@@ -3,8 +3,9 @@
 use std::fs;
 use std::process::Command;
 
-use tests::guest::image;
-use tests::{Capabilities, Guest, banyan, with_other_mounts};
+use tests::guest::{PASSED, image};
+use tests::process::{LIMIT, in_shell};
+use tests::{Capabilities, Guest, Session, banyan, with_other_mounts};
 
 #[test]
 #[cfg_attr(without_namespaces, ignore = "needs user namespaces")]
@@ -98,6 +99,24 @@ fn a_log_file_is_appended_to_and_keeps_standard_error_clean() {
     let text = fs::read_to_string(&log).unwrap();
     assert!(text.starts_with("earlier\n") && text.contains("triple fault"), "{text}");
     banyan(&["run", "--dry-run", "--log", "file=/nowhere/log"]).expect_code(1).expect_error(&["/nowhere/log", "No such file"]);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_guest_that_fills_files_up_to_their_limit_loses_output_and_requests_and_not_its_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let limited = |guest: &Guest| Session::spawn(in_shell("ulimit -f 4 && exec \"$0\" \"$@\"", guest.arguments()), LIMIT).wait();
+    let serial = format!("file={}", path("serial"));
+    let outcome = limited(&Guest::new("flood").with(&["--serial", &serial, "--debug-console", "stdio"]));
+    outcome.expect_code(PASSED).expect_output(&["flood over"]).expect_error(&["console output failed", "File too large"]);
+    assert_eq!(fs::metadata(path("serial")).unwrap().len(), 4096);
+    fs::File::create(path("disk")).unwrap().set_len(1 << 20).unwrap();
+    for io in ["sync", "uring"] {
+        let disk = format!("{},io={io}", path("disk"));
+        let outcome = limited(&Guest::new("disks").options("requests=40 bytes=512").with(&["--disk", &disk]));
+        assert!(outcome.code < 128 && outcome.stderr.contains("File too large"), "{io}: {outcome}");
+    }
 }
 
 #[test]

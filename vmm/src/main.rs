@@ -8,9 +8,10 @@ use std::process::ExitCode;
 use vmm::cli::{self, Action, CliError};
 use vmm::kvm::CpuidAhead;
 use vmm::print::{one_line, print};
-use vmm::{cdi, check, ctl, demo, logger, policy, run, serve, topology};
+use vmm::{cdi, check, ctl, demo, logger, policy, run, serve, signals, topology};
 
 fn main() -> ExitCode {
+    signals::fail_at_file_limit();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let ahead = cli::starts_a_machine(&arguments).then(CpuidAhead::start);
     let done = match cli::parse(arguments) {

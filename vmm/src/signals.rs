@@ -57,6 +57,13 @@ impl Signals {
     }
 }
 
+/// Has a write past the limit of a file's size (`ulimit -f`) fail, as one to a full disk does, and not end the process: guests
+/// decide how much is written to their consoles and disks.
+pub fn fail_at_file_limit() {
+    // SAFETY: no handler is set, and nobody waits for this signal.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 fn is_ignored(signal: i32) -> bool {
     let mut now = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: without a new action the call only fills `now`; it is read only if the call filled it.
