@@ -66,6 +66,29 @@ fn packets_go_to_the_server_of_an_interface_and_come_from_it() {
 
 #[test]
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn an_interface_on_its_way_out_is_no_answer_to_one_that_asks_for_its_address() {
+    let (folder, one) = folder();
+    let other = folder.path().join("other");
+    let _servers = [&one, &other].map(|socket| VhostUser::start(socket, Serves::Echo, Manners::default()));
+    let machine = running();
+    let add = |socket: &std::path::Path, id: &str, mac: &str| {
+        let socket = socket.display();
+        let body = format!(r#"{{"vhost_user":true,"vhost_socket":"{socket}","id":"{id}","mac":"02:00:00:00:00:0{mac}"}}"#);
+        machine.call("PUT vm.add-net", &body)
+    };
+    assert_eq!(add(&one, "net", "1").0, 200);
+    let (status, again) = add(&other, "new", "1");
+    assert!(status == 200 && again.contains(r#""id":"net""#), "{status} {again}");
+    // The guest does not know how to let go of it.
+    assert_eq!(machine.remove("net"), 204);
+    let (status, refused) = add(&other, "new", "1");
+    assert!(status == 409 && refused.contains("net, which has this MAC address, is being removed"), "{status} {refused}");
+    assert_eq!(add(&other, "new", "2").0, 200);
+    machine.shuts_down();
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn a_server_that_died_before_the_driver_came_is_followed_by_the_next_one() {
     let (_folder, socket) = folder();
     let server = VhostUser::start(&socket, Serves::Disk(SECTORS), Manners { dies_early: true, ..Manners::default() });

@@ -145,7 +145,7 @@ impl HotPlug {
     }
 
     /// Adds a virtio device, which is called `id`. Its side of the host may be open already; an interface whose address is
-    /// there is the one that is there.
+    /// there is the one that is there, unless that one is on its way out.
     pub fn add_virtio(
         &mut self,
         machine: &mut Machine,
@@ -157,7 +157,8 @@ impl HotPlug {
         let same =
             |there: &Endpoint| matches!(there, Endpoint::Virtio(there) if mac(there).is_some() && mac(there) == mac(&device));
         if let Some((there, _)) = self.endpoints.iter().find(|(_, endpoint)| same(endpoint)) {
-            return Ok(there.clone());
+            let name = there.clone();
+            return if self.leaves(&name) { Err(HotPlugError::InterfaceLeaves { name }) } else { Ok(name) };
         }
         spec::beside::fits(self.virtio(), &device)?;
         let name = self.free_name(machine, id, listing::class(&device).to_string().as_str(), &[])?;

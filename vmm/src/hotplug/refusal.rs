@@ -28,6 +28,15 @@ pub enum HotPlugError {
         /// The name.
         name: Name,
     },
+    /// The MAC address is still taken.
+    #[error(
+        "the network interface {name}, which has this MAC address, is being removed: add the new one when the guest has let go of \
+         it, or give another address"
+    )]
+    InterfaceLeaves {
+        /// The one that leaves.
+        name: Name,
+    },
     /// A port has the name.
     #[error("{name} is the name of a port: give another id")]
     NamedAsPort {
@@ -272,6 +281,7 @@ impl HotPlugError {
             Self::Unknown { .. } | Self::NoPort { .. } => ErrorKind::NotFound,
             Self::Taken { .. }
             | Self::StillLeaves { .. }
+            | Self::InterfaceLeaves { .. }
             | Self::NamedAsPort { .. }
             | Self::Twice { .. }
             | Self::LeavesAlready { .. }
