@@ -11,9 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tests::Session;
 use tests::guest::image;
-use tests::process::LIMIT;
-use tests::server::Server;
+use tests::process::{LIMIT, in_shell};
+use tests::server::{Server, machine};
 
 fn connect(server: &Server) -> UnixStream {
     let stream = UnixStream::connect(server.socket()).unwrap_or_else(|error| panic!("{error}"));
@@ -356,4 +357,36 @@ fn clients_that_end_their_side_keep_nothing_when_they_have_no_request_or_are_gon
         assert!(start.elapsed() < LIMIT, "{now} descriptors, {before} before");
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_machine_that_lacks_descriptors_is_refused_and_one_that_was_promised_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let call = |what: &str, body: &str| tests::server::call(&socket, what, body);
+    let body = machine(&image("echo.elf"), r#""size":67108864"#, r#","serial":{"mode":"Tty"}"#);
+    let mut booted = Vec::new();
+    for files in 16..64 {
+        let script = format!("ulimit -n {files} && exec \"$0\" \"$@\" < /dev/null");
+        let mut process = Session::spawn(in_shell(&script, &["--api-socket", &socket.display().to_string()]), LIMIT);
+        while process.is_running() && call("GET vmm.ping", "").0 != 200 {
+            thread::sleep(Duration::from_millis(2));
+        }
+        if !process.is_running() {
+            process.wait().expect_code(1);
+            continue;
+        }
+        if call("PUT vm.create", &body).0 == 204 {
+            let (status, reply) = call("PUT vm.boot", "");
+            assert!(status == 204 || reply.contains("Too many open files") || reply.contains("ulimit -n"), "{files}: {reply}");
+            let phase = if status == 204 { "running" } else { "created" };
+            let info = call("GET vm.info", "").1;
+            assert!(info.contains(&format!(r#""phase":"{phase}""#)), "{files}: {status}, {info}");
+            booted.push(status == 204);
+        }
+        assert_eq!(call("PUT vmm.shutdown", "").0, 204, "{files}");
+        process.wait().expect_code(0);
+    }
+    assert!(booted.contains(&true) && booted.contains(&false), "{booted:?}");
 }

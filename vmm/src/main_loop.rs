@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use devices::legacy::{Console, Drained, InputLine, PowerEvent};
-use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps};
 use pci::sync::lock;
 use thiserror::Error;
 use vmm_sys_util::epoll::EventSet;
@@ -140,38 +140,54 @@ const ATTENDANT: u32 = 4;
 /// Console n wakes by data `WAKE + 2 n` and is writable by `WAKE + 2 n + 1`.
 const WAKE: u32 = 16;
 
-/// Runs until the guest is to stop, or for as long as the sources allow.
-pub fn run(ending: &Arc<Ending>, sources: Sources, mut attendant: Option<&mut dyn Attendant>) -> Result<End, MainLoopError> {
-    let deadline = sources.limit.map(|limit| (limit, Instant::now() + limit));
-    let mut manager = EventManager::new().map_err(MainLoopError::Loop)?;
-    let subscriber = Subscriber {
-        ending: Arc::clone(ending),
-        signals: sources.signals,
-        consoles: sources.consoles,
-        input: sources.input,
-        attended: attendant.as_ref().map_or_else(Vec::new, |attendant| attendant.descriptors()),
-        always_ready: false,
-        pending: Vec::new(),
-        escaped: false,
-        end: None,
-    };
-    let subscriber = manager.add_subscriber(subscriber);
-    working_set::trim();
-    loop {
-        // Before the first wait, too: there may be work from before.
-        if let Some(end) = attendant.as_mut().and_then(|attendant| attendant.attend()) {
-            return Ok(end);
-        }
-        let next = attendant.as_ref().and_then(|attendant| attendant.deadline());
-        let next = next.into_iter().chain(deadline.map(|(_, at)| at)).min();
-        // Rounded up, or the loop would spin through the last millisecond.
-        let left = next.map(|at| at.saturating_duration_since(Instant::now()).as_millis().saturating_add(1));
-        manager.run_with_timeout(left.map_or(-1, |left| i32::try_from(left).unwrap_or(i32::MAX))).map_err(MainLoopError::Loop)?;
-        if let Some(end) = manager.subscriber_mut(subscriber).map_err(MainLoopError::Loop)?.end {
-            return Ok(end);
-        }
-        if let Some((limit, _)) = deadline.filter(|(_, at)| Instant::now() >= *at) {
-            return Err(MainLoopError::TimeLimit { limit });
+/// A main loop that has all that it needs of the host.
+pub struct MainLoop {
+    manager: EventManager<Subscriber>,
+    subscriber: SubscriberId,
+    /// How long the guest may take, and until when.
+    deadline: Option<(Duration, Instant)>,
+}
+
+impl MainLoop {
+    /// Waits for the guest's end, for `sources`, and for descriptors of an attendant.
+    pub fn new(ending: &Arc<Ending>, sources: Sources, attended: Vec<i32>) -> Result<Self, MainLoopError> {
+        let deadline = sources.limit.map(|limit| (limit, Instant::now() + limit));
+        let mut manager = EventManager::new().map_err(MainLoopError::Loop)?;
+        let subscriber = manager.add_subscriber(Subscriber {
+            ending: Arc::clone(ending),
+            signals: sources.signals,
+            consoles: sources.consoles,
+            input: sources.input,
+            attended,
+            always_ready: false,
+            pending: Vec::new(),
+            escaped: false,
+            end: None,
+        });
+        Ok(Self { manager, subscriber, deadline })
+    }
+
+    /// Runs until the guest is to stop, or for as long as the sources allow.
+    pub fn run(mut self, mut attendant: Option<&mut dyn Attendant>) -> Result<End, MainLoopError> {
+        let manager = &mut self.manager;
+        working_set::trim();
+        loop {
+            // Before the first wait, too: there may be work from before.
+            if let Some(end) = attendant.as_mut().and_then(|attendant| attendant.attend()) {
+                return Ok(end);
+            }
+            let next = attendant.as_ref().and_then(|attendant| attendant.deadline());
+            let next = next.into_iter().chain(self.deadline.map(|(_, at)| at)).min();
+            // Rounded up, or the loop would spin through the last millisecond.
+            let left = next.map(|at| at.saturating_duration_since(Instant::now()).as_millis().saturating_add(1));
+            let left = left.map_or(-1, |left| i32::try_from(left).unwrap_or(i32::MAX));
+            manager.run_with_timeout(left).map_err(MainLoopError::Loop)?;
+            if let Some(end) = manager.subscriber_mut(self.subscriber).map_err(MainLoopError::Loop)?.end {
+                return Ok(end);
+            }
+            if let Some((limit, _)) = self.deadline.filter(|(_, at)| Instant::now() >= *at) {
+                return Err(MainLoopError::TimeLimit { limit });
+            }
         }
     }
 }
@@ -329,7 +345,8 @@ mod tests {
         let limit = Duration::from_millis(20);
         let run = |ending: &Arc<Ending>| {
             let signals = Signals::handle().unwrap();
-            run(ending, Sources { signals, consoles: Vec::new(), input: None, limit: Some(limit) }, None)
+            let sources = Sources { signals, consoles: Vec::new(), input: None, limit: Some(limit) };
+            MainLoop::new(ending, sources, Vec::new())?.run(None)
         };
         let ending = Ending::new().unwrap();
         let start = Instant::now();

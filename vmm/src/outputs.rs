@@ -29,7 +29,7 @@ use crate::hotplug;
 use crate::kvm::Vm;
 use crate::logger;
 use crate::machine::{Design, Machine, Surroundings};
-use crate::main_loop::{self, End, Input, Sources};
+use crate::main_loop::{Attendant, End, Input, MainLoop, Sources};
 use crate::run::{RunError, needs};
 use crate::session::{Service, Session};
 use crate::signals::Signals;
@@ -179,14 +179,16 @@ impl Outputs {
             let end = match &mut service {
                 None => {
                     let mut lookout = Lookout(Arc::clone(machine.host_signals()));
-                    let end = main_loop::run(&ending, sources, Some(&mut lookout))?;
+                    let end = MainLoop::new(&ending, sources, lookout.descriptors())?.run(Some(&mut lookout))?;
                     next_changes.remove(&hotplug::wanted_back(&machine));
                     end
                 }
                 Some(service) => {
                     let mut session = Session::new(service, &mut machine, &design, changes.clone()).map_err(RunError::Event)?;
+                    // Whoever hears that the machine runs can count on it.
+                    let main_loop = MainLoop::new(&ending, sources, session.descriptors())?;
                     session.started(if restored.is_some() { Phase::Paused } else { Phase::Running });
-                    let end = main_loop::run(&ending, sources, Some(&mut session))?;
+                    let end = main_loop.run(Some(&mut session))?;
                     next_changes = session.changes();
                     end
                 }
@@ -240,7 +242,7 @@ impl Outputs {
             Ok(from) => Ok(Some(Input { line, from, escape: raw, resume: Arc::clone(resume) })),
             // A closed standard input is an empty one.
             Err(Errno::BADF) => Ok(None),
-            Err(error) => Err(RunError::Standard(error.into())),
+            Err(error) => Err(unusable(error)),
         }
     }
 
@@ -283,6 +285,15 @@ fn lay_again(
 
 fn failed(flag: &'static str, path: &Path, source: io::Error) -> RunError {
     RunError::Output { flag, path: path.display().to_string(), source }
+}
+
+/// A standard stream that cannot be had.
+fn unusable(error: Errno) -> RunError {
+    match error {
+        // Another output would be no better off.
+        Errno::MFILE | Errno::NFILE => RunError::Event(error.into()),
+        _ => RunError::Standard(error.into()),
+    }
 }
 
 /// Whether standard output is one. The language's start opens a null device in place of one that is closed.
@@ -353,7 +364,7 @@ impl Opener {
             return Ok(console.clone());
         }
         printable()?;
-        let output = rustix::io::fcntl_dupfd_cloexec(stdout(), 0).map_err(|error| RunError::Standard(error.into()))?;
+        let output = rustix::io::fcntl_dupfd_cloexec(stdout(), 0).map_err(unusable)?;
         let console = Arc::new(Console::new(output)?);
         self.consoles.push(console.clone());
         self.terminal = Some(console.clone());
