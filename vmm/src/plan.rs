@@ -400,6 +400,26 @@ mod tests {
         assert_eq!(plan.map.physical_address_bits, 46);
     }
 
+    #[test]
+    fn four_tib_of_memory_and_the_largest_bars_lie_beside_each_other() {
+        const TIB: u64 = 1 << 40;
+        let devices = (0..8).map(|n| format!("stub,id=gpu{n},bar0=512G:mem64:prefetchable").parse().unwrap()).collect();
+        let topology = spec::spec(&VmConfig { devices, ..VmConfig::default() }, &spec::Host::default()).unwrap().topology;
+        for (ram, amd) in [(GIB, false), (TIB, false), (4 * TIB, false), (4 * TIB - GIB, false), (4 * TIB, true)] {
+            let plan = plan(&topology, &Limits { amd, ..limits(ram) }).unwrap();
+            assert_eq!(plan.map.ram.iter().map(Range::len).sum::<u64>(), ram);
+            let bars = plan.pci.functions.iter().filter_map(|function| match &function.kind {
+                PlannedKind::Endpoint(endpoint) => endpoint.bars[0],
+                PlannedKind::Port(_) => None,
+            });
+            let mut taken: Vec<Range> = bars.map(|at| Range::sized(at, 512 * GIB)).chain(plan.map.ram.clone()).collect();
+            taken.sort_by_key(|range| range.start);
+            assert_eq!(taken.len(), 8 + plan.map.ram.len());
+            assert!(taken.windows(2).all(|two| two[0].end <= two[1].start), "{taken:x?}");
+            assert!(taken.iter().all(|range| range.end <= 1 << 46));
+        }
+    }
+
     /// What is said of a machine with these flags.
     fn refused(pcie: &str, devices: &[&str], address_bits: u8) -> String {
         let devices = devices.iter().map(|device| device.parse().unwrap()).collect();
