@@ -70,6 +70,11 @@ impl Domain {
         Ok((device, Member { name: name.to_owned(), devices: Arc::clone(&self.devices), neighbour, lease }))
     }
 
+    /// The guest can use all functions that are open from here on. Until then they lose nothing by the reset of a bus.
+    pub fn hand_over(&self) {
+        self.neighbours.hand_over();
+    }
+
     fn container(&self) -> &VfioContainer {
         &self.groups.kernel().container
     }
@@ -184,13 +189,13 @@ impl HostReset for Reset {
     fn run(&mut self) -> Result<(), NotReset> {
         let device = self.device.as_fd();
         if self.alone {
-            return Ok(ioctl::reset(device)?);
+            return self.under_reset.reset(&[], |_| ioctl::reset(device));
         }
         let file = |id: &u32| {
             let file = self.groups.with(*id, |group| group.as_fd().try_clone_to_owned());
             file.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()))
         };
-        self.under_reset.reset_bus(&ioctl::affected(device)?, |groups| {
+        self.under_reset.reset(&ioctl::affected(device)?, |groups| {
             let groups = groups.iter().map(file).collect::<io::Result<Vec<_>>>()?;
             ioctl::reset_bus(device, &groups)
         })

@@ -6,15 +6,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use pci::address::HostBdf;
-use pci::sync::lock;
+use pci::sync::{lock, wait};
 use thiserror::Error;
 
 /// Functions of the host that a machine has open.
 #[derive(Debug, Default)]
-pub struct Neighbours(Mutex<BTreeMap<HostBdf, Known>>);
+pub struct Neighbours {
+    table: Mutex<Table>,
+    /// A reset of hardware is over.
+    over: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    open: BTreeMap<HostBdf, Known>,
+    /// Where a reset of hardware is under way. The lock is free meanwhile: it is no concern of other functions.
+    hit: BTreeSet<HostBdf>,
+}
 
 /// One of them.
 #[derive(Debug, Clone, Copy)]
@@ -25,11 +36,13 @@ struct Known {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// No guest has used it yet.
+    Opened,
     /// The guest can use it.
     InUse,
     /// Nothing reaches it, and its reset is owed.
     UnderReset,
-    /// Nothing reaches it, and its bus was reset.
+    /// Nothing reaches it, and it was reset, alone or with its bus.
     Reset,
 }
 
@@ -76,22 +89,59 @@ pub enum NotReset {
 
 impl From<io::Error> for NotReset {
     fn from(source: io::Error) -> Self {
-        // linux: drivers/pci/pci.c, pci_try_reset_function and pci_reset_bus
-        if source.kind() == io::ErrorKind::WouldBlock { Self::Held } else { Self::Failed { source } }
+        // Locks that are not to be had, before anything is reset (linux: drivers/pci/pci.c, pci_try_reset_function and
+        // pci_reset_bus; drivers/vfio/pci/vfio_pci_core.c, vfio_pci_dev_set_hot_reset).
+        match source.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy => Self::Held,
+            _ => Self::Failed { source },
+        }
     }
 }
 
 impl Neighbours {
-    /// Function `at` of IOMMU group `group` is open as long as the result lives.
+    /// Function `at` of IOMMU group `group` is open as long as the result lives. Waits while a reset hits it.
     pub fn open(self: &Arc<Self>, at: HostBdf, group: u32) -> Neighbour {
-        lock(&self.0).insert(at, Known { group, state: State::InUse });
+        self.unhit(&BTreeSet::from([at])).open.insert(at, Known { group, state: State::Opened });
         Neighbour { all: Arc::clone(self), at }
     }
 
-    fn set(&self, at: HostBdf, state: State) {
-        if let Some(known) = lock(&self.0).get_mut(&at) {
+    /// The guest can use all that are open from here on.
+    pub fn hand_over(&self) {
+        for known in lock(&self.table).open.values_mut().filter(|known| known.state == State::Opened) {
+            known.state = State::InUse;
+        }
+    }
+
+    /// The table, once no reset hits any of `these`.
+    fn unhit(&self, these: &BTreeSet<HostBdf>) -> MutexGuard<'_, Table> {
+        let mut table = lock(&self.table);
+        while !table.hit.is_disjoint(these) {
+            table = wait(&self.over, table);
+        }
+        table
+    }
+}
+
+impl Table {
+    fn set(&mut self, at: HostBdf, state: State) {
+        if let Some(known) = self.open.get_mut(&at) {
             known.state = state;
         }
+    }
+
+    /// Whether all `affected` may be reset: they are this machine's, and no guest uses them.
+    fn check(&self, affected: &[Affected]) -> Result<(), NotReset> {
+        let ours: BTreeSet<u32> = self.open.values().map(|known| known.group).collect();
+        for &Affected { at, group } in affected {
+            match self.open.get(&at) {
+                Some(Known { state: State::InUse, .. }) => return Err(NotReset::InUse { at }),
+                // One that nobody has opened loses nothing, and nobody else can open it.
+                Some(_) => {}
+                None if ours.contains(&group) => {}
+                None => return Err(NotReset::NotOurs { at }),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -106,14 +156,14 @@ impl Neighbour {
     /// Nothing reaches the function as long as the result lives. There is one at a time.
     #[must_use]
     pub fn under_reset(&self) -> UnderReset {
-        self.all.set(self.at, State::UnderReset);
+        lock(&self.all.table).set(self.at, State::UnderReset);
         UnderReset { all: Arc::clone(&self.all), at: self.at }
     }
 }
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        lock(&self.all.0).remove(&self.at);
+        lock(&self.all.table).open.remove(&self.at);
     }
 }
 
@@ -125,41 +175,44 @@ pub struct UnderReset {
 }
 
 impl UnderReset {
-    /// Has `reset`, which gets the IOMMU groups of all `affected`, reset the function's bus, unless that was done since its own
-    /// reset began. Who ends the reset of another affected function waits meanwhile.
-    pub fn reset_bus(&self, affected: &[Affected], reset: impl FnOnce(&BTreeSet<u32>) -> io::Result<()>) -> Result<(), NotReset> {
-        let mut all = lock(&self.all.0);
-        if all.get(&self.at).is_some_and(|own| own.state == State::Reset) {
+    /// Has `reset`, which gets the IOMMU groups of all `affected`, reset the function, and them with it: none if it is reset alone.
+    /// Nothing is done if it was reset since its own reset began. Waits while another reset hits any of them.
+    pub fn reset(&self, affected: &[Affected], reset: impl FnOnce(&BTreeSet<u32>) -> io::Result<()>) -> Result<(), NotReset> {
+        let hit: BTreeSet<HostBdf> = affected.iter().map(|affected| affected.at).chain([self.at]).collect();
+        let mut table = self.all.unhit(&hit);
+        if table.open.get(&self.at).is_some_and(|own| own.state == State::Reset) {
             return Ok(());
         }
-        let ours: BTreeSet<u32> = all.values().map(|known| known.group).collect();
-        for &Affected { at, group } in affected {
-            match all.get(&at) {
-                Some(Known { state: State::InUse, .. }) => return Err(NotReset::InUse { at }),
-                // One that nobody has opened loses nothing, and nobody else can open it.
-                Some(_) => {}
-                None if ours.contains(&group) => {}
-                None => return Err(NotReset::NotOurs { at }),
-            }
-        }
-        reset(&affected.iter().map(|affected| affected.group).collect())?;
-        for affected in affected {
-            if let Some(known) = all.get_mut(&affected.at) {
+        table.check(affected)?;
+        table.hit.extend(&hit);
+        drop(table);
+        let done = reset(&affected.iter().map(|affected| affected.group).collect());
+        let mut table = lock(&self.all.table);
+        for at in hit {
+            table.hit.remove(&at);
+            if let Some(known) = table.open.get_mut(&at).filter(|known| done.is_ok() && known.state == State::UnderReset) {
                 known.state = State::Reset;
             }
         }
-        Ok(())
+        drop(table);
+        self.all.over.notify_all();
+        Ok(done?)
     }
 }
 
 impl Drop for UnderReset {
+    /// Waits while the reset of another function hits this one.
     fn drop(&mut self) {
-        self.all.set(self.at, State::InUse);
+        self.all.unhit(&BTreeSet::from([self.at])).set(self.at, State::InUse);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
 
     fn at(text: &str) -> HostBdf {
@@ -180,7 +233,7 @@ mod tests {
 
     impl Bus {
         fn reset(&mut self, function: &UnderReset) -> Result<(), NotReset> {
-            function.reset_bus(&both(), |groups| {
+            function.reset(&both(), |groups| {
                 self.0.push(groups.iter().copied().collect());
                 Ok(())
             })
@@ -208,6 +261,7 @@ mod tests {
         let refused = bus.reset(&gpu.under_reset()).unwrap_err();
         assert!(matches!(refused, NotReset::NotOurs { at: other } if other == at(AUDIO)));
         let audio = all.open(at(AUDIO), 6);
+        all.hand_over();
         let refused = bus.reset(&gpu.under_reset()).unwrap_err();
         assert!(matches!(refused, NotReset::InUse { at: other } if other == at(AUDIO)));
         let (reset, ended) = (gpu.under_reset(), audio.under_reset());
@@ -223,7 +277,7 @@ mod tests {
         let all = Arc::new(Neighbours::default());
         let gpu = all.open(at(GPU), 5);
         let affected = both().map(|affected| Affected { group: 5, ..affected });
-        gpu.under_reset().reset_bus(&affected, |_| Ok(())).unwrap();
+        gpu.under_reset().reset(&affected, |_| Ok(())).unwrap();
     }
 
     #[test]
@@ -231,13 +285,77 @@ mod tests {
         let all = Arc::new(Neighbours::default());
         let (gpu, audio) = (all.open(at(GPU), 5), all.open(at(AUDIO), 6));
         let (gpu, audio) = (gpu.under_reset(), audio.under_reset());
-        let refused = gpu.reset_bus(&both(), |_| Err(io::ErrorKind::WouldBlock.into()));
+        let refused = gpu.reset(&both(), |_| Err(io::ErrorKind::WouldBlock.into()));
         assert!(matches!(refused, Err(NotReset::Held)));
-        let refused = gpu.reset_bus(&both(), |_| Err(io::ErrorKind::TimedOut.into()));
+        let refused = gpu.reset(&both(), |_| Err(io::ErrorKind::ResourceBusy.into()));
+        assert!(matches!(refused, Err(NotReset::Held)));
+        let refused = gpu.reset(&both(), |_| Err(io::ErrorKind::TimedOut.into()));
         assert!(matches!(refused, Err(NotReset::Failed { .. })));
         let mut bus = Bus::default();
         bus.reset(&audio).unwrap();
         bus.reset(&gpu).unwrap();
         assert_eq!(bus.0, [[5, 6]]);
+    }
+
+    #[test]
+    fn case_c11_a_neighbour_that_no_guest_has_used_yet_is_reset_with_the_bus() {
+        let all = Arc::new(Neighbours::default());
+        let (_gpu, audio) = (all.open(at(GPU), 5), all.open(at(AUDIO), 6));
+        let mut bus = Bus::default();
+        // The host resets the GPU alone, and did when it was opened. It cannot do so with its audio.
+        bus.reset(&audio.under_reset()).unwrap();
+        assert_eq!(bus.0, [[5, 6]]);
+        all.hand_over();
+        assert!(matches!(bus.reset(&audio.under_reset()), Err(NotReset::InUse { at: other }) if other == at(GPU)));
+    }
+
+    #[test]
+    fn what_was_reset_with_its_bus_is_not_reset_alone_as_well() {
+        let all = Arc::new(Neighbours::default());
+        let (gpu, audio) = (all.open(at(GPU), 5), all.open(at(AUDIO), 6));
+        let (gpu, audio) = (gpu.under_reset(), audio.under_reset());
+        let mut bus = Bus::default();
+        bus.reset(&audio).unwrap();
+        gpu.reset(&[], |_| Err(io::ErrorKind::TimedOut.into())).unwrap();
+        assert_eq!(bus.0, [[5, 6]]);
+    }
+
+    #[test]
+    fn functions_elsewhere_are_reset_and_opened_while_a_bus_is_reset() {
+        let all = Arc::new(Neighbours::default());
+        let (gpu, other) = (all.open(at(GPU), 5), all.open(at("0000:06:00.0"), 7));
+        let (done, told) = channel();
+        let reset = gpu.under_reset().reset(&[Affected { at: at(GPU), group: 5 }], |_| {
+            let all = Arc::clone(&all);
+            thread::spawn(move || {
+                other.under_reset().reset(&[], |_| Ok(())).unwrap();
+                drop((other, all.open(at("0000:07:00.0"), 8)));
+                done.send(()).unwrap();
+            });
+            told.recv_timeout(Duration::from_secs(60)).map_err(io::Error::other)
+        });
+        reset.unwrap();
+    }
+
+    #[test]
+    fn what_is_hit_is_neither_reset_again_nor_let_go_before_that_is_over() {
+        let all = Arc::new(Neighbours::default());
+        let (gpu, audio) = (all.open(at(GPU), 5), all.open(at(AUDIO), 6));
+        let (gpu, audio) = (gpu.under_reset(), audio.under_reset());
+        let (say, said) = channel();
+        thread::scope(|scope| {
+            let reset = gpu.reset(&both(), |_| {
+                scope.spawn(move || {
+                    audio.reset(&[], |_| Err(io::ErrorKind::TimedOut.into())).unwrap();
+                    drop(audio);
+                    say.send(()).unwrap();
+                });
+                // However long it takes here, nothing is said.
+                assert!(said.recv_timeout(Duration::from_millis(20)).is_err());
+                Ok(())
+            });
+            reset.unwrap();
+            said.recv().unwrap();
+        });
     }
 }

@@ -154,7 +154,7 @@ impl Factory {
             Ok(function)
         });
         let hierarchy = hierarchy.map_err(Box::new)?;
-        reset_with_their_bus(endpoints.values());
+        self.reset_with_their_bus(endpoints.values());
         self.connect_ports(plan, &hierarchy);
         Ok((hierarchy, endpoints))
     }
@@ -297,6 +297,16 @@ impl Factory {
         Ok(())
     }
 
+    /// Has functions reset that are `made` and were not reset when they were opened: the host does it for all of a bus at once. The
+    /// guest can use what there is when this returns.
+    pub fn reset_with_their_bus<'a>(&self, made: impl Iterator<Item = &'a Endpoint>) {
+        let made = made.filter(|endpoint| endpoint.hardware);
+        finish_resets(&made.filter_map(|endpoint| UnfinishedReset::of(&endpoint.function)).collect::<Vec<_>>());
+        if let Some(domain) = &self.domain {
+            domain.hand_over();
+        }
+    }
+
     /// Closes a host function that was opened and is not made.
     pub fn close_ahead(&mut self, at: HostBdf) {
         self.open.remove(&at);
@@ -307,13 +317,6 @@ impl Factory {
         let domain = self.domain.clone().ok_or(FunctionError::Unknown)?;
         Ok(Reaching { domain, memory: GuestMemoryMmap::clone(&self.memory.memory()), blocks: self.backends.memory_regions() })
     }
-}
-
-/// Has functions reset that are made and were not reset when they were opened: the host does it for all of a bus at once. No guest
-/// knows them yet.
-pub fn reset_with_their_bus<'a>(made: impl Iterator<Item = &'a Endpoint>) {
-    let made = made.filter(|endpoint| endpoint.hardware);
-    finish_resets(&made.filter_map(|endpoint| UnfinishedReset::of(&endpoint.function)).collect::<Vec<_>>());
 }
 
 /// Where the guest finds a function: below a port, with that port's link, on a conventional bus, or on a root bus.

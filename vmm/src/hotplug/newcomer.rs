@@ -18,7 +18,7 @@ use crate::bus_slots::{BusSlots, Slot};
 use crate::cdi;
 use crate::changes::Added;
 use crate::effects::Endpoint;
-use crate::endpoints::{Factory, FunctionError, Order, reset_with_their_bus};
+use crate::endpoints::{Factory, FunctionError, Order};
 use crate::host::recorded::RecordedHost;
 use crate::pci_bus::PciBus;
 
@@ -375,7 +375,7 @@ fn make(
         made.push((Newcomer { id, name, at, spec, function: Shared::clone(&endpoint.function), mirrored: false }, endpoint));
     }
     factory.attach_wires().map_err(|error| HotPlugError::Make(FunctionError::Event(error)))?;
-    reset_with_their_bus(made.iter().map(|(_, endpoint)| endpoint));
+    factory.reset_with_their_bus(made.iter().map(|(_, endpoint)| endpoint));
     Ok(made)
 }
 
