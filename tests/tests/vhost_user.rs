@@ -1,15 +1,15 @@
 //! Devices that another process serves, on /dev/kvm: honest servers, and servers that say nothing, die, or come back.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tests::Guest;
 use tests::busy::STUB;
 use tests::guest::{PASSED, image};
-use tests::server::{Server, call};
+use tests::server::{Server, call, machine_told};
 use tests::vhost_user::{Event, Manners, Serves, VhostUser};
+use tests::{Guest, Listener};
 
 const SHARED: [&str; 2] = ["--memory", "128M,shared=on"];
 const SECTORS: u64 = 2048;
@@ -21,7 +21,7 @@ fn folder() -> (TempDir, PathBuf) {
 }
 
 /// `disk0` as for `--disk`.
-fn disk(socket: &std::path::Path) -> String {
+fn disk(socket: &Path) -> String {
     format!("vhost-user={}", socket.display())
 }
 
@@ -230,7 +230,7 @@ fn a_socket_is_refused_while_another_device_meets_the_server_behind_it() {
     let first = thread::spawn(move || call(&path, "PUT vm.add-disk", &first));
     server.expect(Event::Connected);
     let refused = machine.expect("PUT vm.add-disk", &add("second"), 400);
-    assert!(refused.contains("a socket is for one of them"), "{refused}");
+    assert!(refused.contains("a socket is for one of them") && refused.contains("or remove first first"), "{refused}");
     let (status, reply) = first.join().unwrap();
     assert_eq!(status, 400, "{reply}");
     // The first one is not on its way any more.
@@ -372,4 +372,139 @@ fn a_dry_run_looks_whether_a_server_can_be_there_and_does_not_disturb_it() {
         Guest::new("disks").options("requests=4 bytes=512 wait=poll").with(&SHARED).with(&["--disk", &disk(&socket)]).passes();
     outcome.expect_output(&["disk 0 requests"]);
     drop(server);
+}
+
+/// Of each kind one: the name, what is served, the call that adds it, and the body for a server at a socket of that name.
+const KINDS: [(&str, Serves, &str); 3] =
+    [("d", Serves::Disk(SECTORS), "vm.add-disk"), ("n", Serves::Echo, "vm.add-net"), ("f", Serves::Folder, "vm.add-fs")];
+
+fn body(kind: &str, folder: &Path, id: &str) -> String {
+    let socket = folder.join(kind).display().to_string();
+    match kind {
+        "f" => format!(r#"{{"tag":"home","socket":"{socket}","id":"{id}"}}"#),
+        _ => format!(r#"{{"vhost_user":true,"vhost_socket":"{socket}","id":"{id}"}}"#),
+    }
+}
+
+fn serves_at(folder: &Path, kind: &str, serves: Serves) -> VhostUser {
+    VhostUser::start(&folder.join(kind), serves, Manners::default())
+}
+
+fn failed(id: &str) -> String {
+    format!(r#""event":"device-failed","id":"{id}","why":"{id}: the server at "#)
+}
+
+/// The machine's end, before which nothing more was told of failures. What standard error has of servers that are gone.
+#[track_caller]
+fn ends_without_more(machine: Server, mut listener: Listener) -> usize {
+    machine.expect("PUT vmm.shutdown", "", 204);
+    let told = listener.until(r#""event":"ended""#);
+    assert!(told.iter().all(|line| !line.contains("device-failed")), "{told:?}");
+    machine.process.wait().expect_code(0).stderr.matches("is gone").count()
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn servers_that_die_before_the_start_are_told_once_and_the_machine_runs_without_them_until_others_are_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let servers = KINDS.map(|(kind, serves, _)| (kind, serves_at(folder.path(), kind, serves)));
+    let given = |kind| body(kind, folder.path(), kind);
+    let devices = format!(r#","disks":[{}],"net":[{}],"fs":[{}]"#, given("d"), given("n"), given("f"));
+    let machine = Server::empty();
+    let body = machine_told(&image("echo.elf"), "", r#""size":67108864,"shared":true"#, &devices);
+    machine.expect("PUT vm.create", &body, 204);
+    let mut listener = Listener::new(&machine);
+    for (kind, server) in servers {
+        drop(server);
+        listener.until(&failed(kind));
+    }
+    for what in ["PUT vm.boot", "PUT vm.reboot"] {
+        machine.expect(what, "", 204);
+        let told = listener.until(r#""event":"kernel-entered""#);
+        assert!(told.iter().all(|line| !line.contains("device-failed")), "{told:?}");
+        machine.expect("GET vm.counters", "", 200);
+    }
+    machine.expect("PUT vm.shutdown", "", 204);
+    let others = KINDS.map(|(kind, serves, call)| {
+        assert_eq!(machine.remove(kind), 204);
+        let server = serves_at(folder.path(), kind, serves);
+        machine.expect(&format!("PUT {call}"), &given(kind), 204);
+        server.expect(Event::Connected);
+        server
+    });
+    machine.expect("PUT vm.boot", "", 204);
+    listener.until(r#""event":"kernel-entered""#);
+    assert_eq!(ends_without_more(machine, listener), 3);
+    others.iter().for_each(|server| server.expect(Event::Ended));
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn servers_that_die_before_a_driver_comes_are_told_once_and_the_same_device_can_come_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Server::with_policy("[hot-plug]\nplace = \"ports\"\n[pcie]\nroot-ports = 4\n");
+    machine.expect("PUT vm.create", &machine_told(&image("echo.elf"), "", r#""size":67108864,"shared":true"#, ""), 204);
+    machine.expect("PUT vm.boot", "", 204);
+    let mut listener = Listener::new(&machine);
+    for (kind, serves, call) in KINDS {
+        let server = serves_at(folder.path(), kind, serves);
+        machine.expect(&format!("PUT {call}"), &body(kind, folder.path(), kind), 200);
+        server.expect(Event::Connected);
+        drop(server);
+        listener.until(&failed(kind));
+        machine.expect("GET vm.info", "", 200);
+        let server = serves_at(folder.path(), kind, serves);
+        assert_eq!(machine.remove(kind), 204);
+        let again = format!("{kind}-again");
+        let reply = machine.until(&format!("PUT {call}"), &body(kind, folder.path(), &again), 200);
+        assert!(reply.contains(&again), "{reply}");
+        server.expect(Event::Connected);
+        assert_eq!(machine.remove(&again), 204);
+    }
+    assert_eq!(ends_without_more(machine, listener), 3);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_server_that_died_before_is_not_told_again_when_the_driver_finds_out() {
+    let (folder, socket) = folder();
+    let server = VhostUser::start(&socket, Serves::Disk(SECTORS), Manners::default());
+    let mut machine = Server::empty();
+    let devices =
+        format!(r#","disks":[{{"id":"d","vhost_user":true,"vhost_socket":"{}"}}],"serial":{{"mode":"Tty"}}"#, socket.display());
+    let body = machine_told(&image("keep.elf"), "", r#""size":134217728,"shared":true"#, &devices);
+    machine.expect("PUT vm.create", &body, 204);
+    let mut listener = Listener::new(&machine);
+    drop(server);
+    listener.until(&failed("d"));
+    for what in ["PUT vm.boot", "PUT vm.reboot"] {
+        machine.expect(what, "", 204);
+        machine.process.expect("ready");
+        // Waits for those that serve the device, who have found out.
+        machine.expect("PUT vm.pause", "", 204);
+        machine.expect("PUT vm.resume", "", 204);
+    }
+    assert_eq!(ends_without_more(machine, listener), 1);
+    drop(folder);
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn without_clients_the_log_tells_of_a_server_that_died_before_a_driver_came() {
+    let (folder, socket) = folder();
+    let server = VhostUser::start(&socket, Serves::Folder, Manners::default());
+    let log = folder.path().join("log");
+    let arguments = ["--fs", &format!("{},tag=home", socket.display()), "--log", &format!("file={}", log.display())];
+    let mut guest = Guest::new("echo").with(&SHARED).with(&arguments).start();
+    guest.expect("ready");
+    drop(server);
+    let start = Instant::now();
+    let lines = || std::fs::read_to_string(&log).unwrap_or_default().matches("fs0: the server at ").count();
+    while lines() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(30), "nothing is told");
+        thread::sleep(Duration::from_millis(10));
+    }
+    guest.send("on\n");
+    guest.wait().expect_code(PASSED);
+    assert_eq!(lines(), 1);
 }

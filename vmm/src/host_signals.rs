@@ -14,6 +14,7 @@ use pci::sync::lock;
 use pci::topology::Name;
 use rustix::event::{Timespec, epoll};
 
+use crate::backends::Backends;
 use crate::main_loop::{Attendant, End};
 
 /// What is known of an error.
@@ -173,16 +174,23 @@ impl AsRawFd for HostSignals {
     }
 }
 
-/// Hears the host for a machine without clients, whose devices do not leave while the guest runs.
-pub struct Lookout(pub Arc<HostSignals>);
+/// Hears the host and the servers of devices for a machine without clients, whose devices do not leave while the guest runs.
+pub struct Lookout {
+    /// What the host says.
+    pub signals: Arc<HostSignals>,
+    /// The servers.
+    pub backends: Arc<Backends>,
+}
 
 impl Attendant for Lookout {
     fn descriptors(&self) -> Vec<i32> {
-        vec![self.0.as_raw_fd()]
+        let ends = self.backends.ends_if_any().map(|ends| ends.as_raw_fd());
+        [self.signals.as_raw_fd()].into_iter().chain(ends).collect()
     }
 
     fn attend(&mut self) -> Option<End> {
-        for said in self.0.take() {
+        self.backends.tell_ends(None, |_| false);
+        for said in self.signals.take() {
             said.answer(
                 "it leaves when the guest resets or ends; it can leave a guest that runs if the machine is started with \
                  --api-socket",
@@ -259,7 +267,7 @@ mod tests {
         let host = Arc::new(HostSignals::new().unwrap());
         let gpu = host.hear("gpu", at("0000:17:00.0")).unwrap();
         let nic = host.hear("nic", at("0000:18:00.0")).unwrap();
-        let mut lookout = Lookout(Arc::clone(&host));
+        let mut lookout = Lookout { signals: Arc::clone(&host), backends: Arc::default() };
         for _ in 0..3 {
             give(&gpu, Signal::Request);
             give(&nic, Signal::Error);

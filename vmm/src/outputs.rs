@@ -178,7 +178,8 @@ impl Outputs {
             let mut next_changes = changes.clone();
             let end = match &mut service {
                 None => {
-                    let mut lookout = Lookout(Arc::clone(machine.host_signals()));
+                    let signals = Arc::clone(machine.host_signals());
+                    let mut lookout = Lookout { signals, backends: Arc::clone(design.backends) };
                     let end = MainLoop::new(&ending, sources, lookout.descriptors())?.run(Some(&mut lookout))?;
                     next_changes.remove(&hotplug::wanted_back(&machine));
                     end

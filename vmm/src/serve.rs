@@ -109,6 +109,9 @@ impl State<'_> {
                 continue;
             }
             self.wait()?;
+            if let Some(vm) = &self.vm {
+                vm.backends.tell_ends(Some(self.published.events()), |_| false);
+            }
             if let Some(signal) = self.signals.take() {
                 self.leave();
                 return Ok(exit_code(End::Signal(signal)));
@@ -125,6 +128,8 @@ impl State<'_> {
         let event = event.map(|event| unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) });
         let mut waited = vec![PollFd::new(self.inbox, PollFlags::IN), PollFd::from_borrowed_fd(signal, PollFlags::IN)];
         waited.extend(event.map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN)));
+        let ends = self.vm.as_ref().and_then(|vm| vm.backends.ends_if_any());
+        waited.extend(ends.map(|ends| PollFd::from_borrowed_fd(ends, PollFlags::IN)));
         let limit = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
         match poll(&mut waited, event.map(|_| &limit)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -3,7 +3,7 @@
 mod snapshots;
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -87,6 +87,8 @@ pub struct Session<'a, 's> {
     written: Arc<EventFd>,
     /// A snapshot was written that needs the guest's memory as it is.
     stands: bool,
+    /// Readable when the server of a device has ended; the machine keeps it.
+    ends: RawFd,
 }
 
 /// Somebody who waits for a device that was accepted.
@@ -122,7 +124,7 @@ impl<'a, 's> Session<'a, 's> {
             log::warn!("memory is not touched ahead of devices that may come: {}", chain(&error));
             None
         });
-        let written = Arc::new(groundwork::event()?);
+        let (written, ends) = (Arc::new(groundwork::event()?), machine.backends().ends()?.as_raw_fd());
         let (promises, plan) = (Vec::new(), design.plan);
         Ok(Self {
             service,
@@ -137,6 +139,7 @@ impl<'a, 's> Session<'a, 's> {
             writing: None,
             written,
             stands: false,
+            ends,
         })
     }
 
@@ -471,6 +474,7 @@ impl Attendant for Session<'_, '_> {
             self.machine.host_signals().as_raw_fd(),
             self.service.arrivals.as_raw_fd(),
             self.written.as_raw_fd(),
+            self.ends,
         ]
     }
 
@@ -490,6 +494,8 @@ impl Attendant for Session<'_, '_> {
         if left || self.machine.slot_events().look_at().is_some_and(|at| at <= now) {
             self.publish_devices();
         }
+        let leaving = |name: &Name| self.hotplug.leaving().any(|leaving| leaving == name);
+        self.machine.backends().tell_ends(Some(self.service.published.events()), leaving);
         for failure in self.hotplug.take_failures() {
             self.service.published.events().tell(failure);
         }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use pci::seams::Workers;
 use pci::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::io::ReadWriteFlags;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::gate::{Gate, Reason};
@@ -64,6 +66,25 @@ impl Bell {
     /// Forgets rings.
     pub fn take(&self) {
         let _ = self.0.read();
+    }
+
+    /// As [`Bell::ring`], for a bell that another process has as well, which may have made its end wait.
+    pub(super) fn ring_shared(&self) {
+        // The flag is of what both have. A bell that can take no ring is rung already.
+        let shown = rustix::fs::fcntl_getfl(self).and_then(|flags| rustix::fs::fcntl_setfl(self, flags | OFlags::NONBLOCK));
+        let mut waited = [PollFd::new(self, PollFlags::OUT)];
+        if shown.is_ok() && poll(&mut waited, Some(&timespec(Duration::ZERO))) == Ok(1) {
+            self.ring();
+        }
+    }
+
+    /// Whether somebody rang since the last call, of a bell that another process has as well: it never waits, whatever that
+    /// process makes of it.
+    pub(super) fn take_shared(&self) -> bool {
+        let mut count = [0; 8];
+        let mut into = [IoSliceMut::new(&mut count)];
+        // At no place in particular, as read(2) does.
+        rustix::io::preadv2(self, &mut into, u64::MAX, ReadWriteFlags::NOWAIT).is_ok()
     }
 }
 

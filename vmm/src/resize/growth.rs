@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use arch::memory_map::Range;
 use devices::acpi::MemoryDevice;
-use devices::complaints::{FailureSink, chain};
 use devices::vfio::Domain;
 use devices::virtio::vhost_user::Server;
-use pci::topology::Name;
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
@@ -72,23 +70,14 @@ pub(super) struct Telling {
 
 impl Telling {
     /// Tells `servers` that RAM is `memory` from now on; `done` becomes readable at the end. One that does not follow is done
-    /// with, of which `failed` hears: its device gives up, and the guest goes on.
-    pub fn start(
-        servers: Vec<(Name, Arc<Server>)>,
-        memory: GuestMemoryMmap,
-        done: Arc<EventFd>,
-        failed: FailureSink,
-    ) -> Result<Self, GroundworkError> {
+    /// with: its device gives up, and the guest goes on.
+    pub fn start(servers: Vec<Arc<Server>>, memory: GuestMemoryMmap, done: Arc<EventFd>) -> Result<Self, GroundworkError> {
         let wanted = Arc::new(());
         let theirs = Arc::downgrade(&wanted);
         let thread = Preparation::start_with(Work::default(), done, move |_| {
-            for (name, server) in servers {
+            for server in servers {
                 let wanted = theirs.clone();
-                if let Err(error) = server.memory_grew(&memory, move || wanted.strong_count() == 0) {
-                    let why = format!("{name}: its server does not take memory that came: {}", chain(&error));
-                    log::error!("{why}");
-                    failed(&name.0, &why);
-                }
+                server.memory_grew(&memory, move || wanted.strong_count() == 0);
             }
             Ok(())
         })?;

@@ -254,11 +254,11 @@ impl Resizer {
     /// take as long as it likes. Says as [`Resizer::follow`].
     fn put(&mut self, machine: &mut Machine, coming: Coming, made: Result<GuestMemoryMmap, GrowthError>) -> bool {
         let added = made.and_then(|memory| machine.add_memory(&memory).map_err(|error| GrowthError::Machine(Box::new(error))));
-        let servers = machine.backends().servers();
+        let servers: Vec<_> = machine.backends().servers().into_iter().map(|(_, server)| server).collect();
         if added.is_err() || servers.is_empty() {
             return self.finish(machine, &coming, added);
         }
-        match Telling::start(servers, machine.ram(), Arc::clone(&self.done), machine.failed()) {
+        match Telling::start(servers, machine.ram(), Arc::clone(&self.done)) {
             Ok(telling) => {
                 self.growing = Some((coming, Stage::Telling(telling)));
                 false

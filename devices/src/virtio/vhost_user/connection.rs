@@ -24,6 +24,8 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use virtio_queue::QueueT;
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
+use super::ending::Ending;
+use crate::complaints::chain;
 use crate::virtio::ring::{Memory, Ring};
 use crate::virtio::worker::Bell;
 
@@ -82,6 +84,7 @@ pub struct Connection {
     frontend: Mutex<Frontend>,
     /// To see the other side hang up.
     socket: UnixStream,
+    ending: Arc<Ending>,
     features: u64,
     protocol: VhostUserProtocolFeatures,
     requests: Option<Requests>,
@@ -100,7 +103,8 @@ impl Connection {
         let socket = connect(path).map_err(|source| ConnectionError::Connect { path: path.into(), source })?;
         let refused = |source| ConnectionError::Refused { path: path.into(), source };
         let clone = socket.try_clone().map_err(ConnectionError::Descriptor)?;
-        let _deadline = Deadline::new(&socket).map_err(ConnectionError::Descriptor)?;
+        let ending = Arc::default();
+        let _deadline = Deadline::new(&socket, &ending).map_err(ConnectionError::Descriptor)?;
         let mut frontend = Frontend::from_stream(clone, queues.into());
         frontend.set_owner().map_err(refused)?;
         let features = frontend.get_features().map_err(refused)?;
@@ -140,6 +144,7 @@ impl Connection {
             path: path.into(),
             frontend: Mutex::new(frontend),
             socket,
+            ending,
             features,
             protocol,
             requests,
@@ -196,7 +201,7 @@ impl Connection {
     /// Takes in what the server asked for: whether its configuration is another one.
     pub(super) fn config_changed(&self) -> Result<bool, ConnectionError> {
         let Some(requests) = &self.requests else { return Ok(false) };
-        let _deadline = Deadline::new(&requests.socket).map_err(ConnectionError::Descriptor)?;
+        let _deadline = Deadline::new(&requests.socket, &self.ending).map_err(ConnectionError::Descriptor)?;
         let taken = lock(&requests.handler).handle_request();
         let error =
             |source| ConnectionError::Refused { path: self.path.clone(), source: vhost::Error::VhostUserProtocol(source) };
@@ -210,7 +215,7 @@ impl Connection {
         if !self.protocol.contains(VhostUserProtocolFeatures::CONFIG) {
             return Err(lacks);
         }
-        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
+        let _deadline = self.deadline()?;
         let room = vec![0; len.into()];
         let answer = self.frontend().get_config(VHOST_USER_CONFIG_OFFSET, len.into(), VhostUserConfigFlags::empty(), &room);
         answer.map(|(_, bytes)| bytes).map_err(|source| ConnectionError::Refused { path: self.path.clone(), source })
@@ -228,14 +233,27 @@ impl Connection {
         enabled: &AtomicUsize,
         unwanted: impl Fn() -> bool + Send + 'static,
     ) -> Result<(), ConnectionError> {
-        let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
-        let _deadline =
-            Deadline::within(&self.socket, longest(&memory.memory()), unwanted).map_err(ConnectionError::Descriptor)?;
+        let deadline = Deadline::within(&self.socket, &self.ending, longest(&memory.memory()), unwanted);
         let mut frontend = self.frontend();
-        let memory: &GuestMemoryMmap = &memory.memory();
+        self.ask("handed its rings", || {
+            let _deadline = deadline.map_err(ConnectionError::Descriptor)?;
+            self.hand_over(&mut frontend, features, &memory.memory(), rings, calls, enabled)
+        })
+    }
+
+    fn hand_over(
+        &self,
+        frontend: &mut Frontend,
+        features: u64,
+        memory: &GuestMemoryMmap,
+        rings: &[Ring],
+        calls: &[Arc<Bell>],
+        enabled: &AtomicUsize,
+    ) -> Result<(), ConnectionError> {
+        let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
         let kept = self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         frontend.set_features(features & self.features | kept).map_err(refused)?;
-        self.tell_of(&mut frontend, memory)?;
+        self.tell_of(frontend, memory)?;
         self.started.store(true, Ordering::Relaxed);
         for (ring, call) in rings.iter().zip(calls) {
             let (index, queue) = (ring.index(), ring.queue());
@@ -276,7 +294,7 @@ impl Connection {
         }
         // It may be getting its rings, for which it has longer.
         let mut frontend = self.frontend();
-        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
+        let _deadline = self.deadline()?;
         if !self.started.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -285,27 +303,39 @@ impl Connection {
     }
 
     /// Tells a server that has rings of memory that came; others learn of it when they get theirs. Memory that was there
-    /// stays. Takes as long as the server needs to map it, or until it is `unwanted`: then it is not told, or gone.
-    pub fn memory_grew(
-        &self,
-        memory: &GuestMemoryMmap,
-        unwanted: impl Fn() -> bool + Clone + Send + 'static,
-    ) -> Result<(), ConnectionError> {
+    /// stays. Takes as long as the server needs to map it, or until it is `unwanted`: then it is not told, or gone. If it fails,
+    /// the conversation has ended.
+    pub fn memory_grew(&self, memory: &GuestMemoryMmap, unwanted: impl Fn() -> bool + Clone + Send + 'static) {
         // It may be getting its rings, which takes as long.
         let mut frontend = loop {
             match self.frontend.try_lock() {
                 Ok(frontend) => break frontend,
                 Err(TryLockError::Poisoned(frontend)) => break frontend.into_inner(),
-                Err(TryLockError::WouldBlock) if unwanted() => return Ok(()),
+                Err(TryLockError::WouldBlock) if unwanted() => return,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(SLICE),
             }
         };
         if !self.started.load(Ordering::Relaxed) {
-            return Ok(());
+            return;
         }
-        let _deadline = Deadline::within(&self.socket, longest(memory), unwanted).map_err(ConnectionError::Descriptor)?;
-        let told = if self.has_slots() { self.tell_of_more(&mut frontend, memory) } else { self.tell_of(&mut frontend, memory) };
-        told.inspect_err(|_| self.close())
+        // What comes of it is told with the end.
+        let _ = self.ask("told of memory that came", || {
+            let deadline = Deadline::within(&self.socket, &self.ending, longest(memory), unwanted);
+            let _deadline = deadline.map_err(ConnectionError::Descriptor)?;
+            if self.has_slots() { self.tell_of_more(&mut frontend, memory) } else { self.tell_of(&mut frontend, memory) }
+        });
+    }
+
+    /// Has the server do something, which ends the conversation if it fails: `what`, as in "while it was told of memory".
+    fn ask<T>(&self, what: &'static str, talk: impl FnOnce() -> Result<T, ConnectionError>) -> Result<T, ConnectionError> {
+        self.ending.begin(what);
+        talk().inspect(|_| self.ending.done()).inspect_err(|error| {
+            // That it hung up is seen anyhow, and told as it is.
+            if self.lives() {
+                self.end(error);
+            }
+            self.close();
+        })
     }
 
     fn has_slots(&self) -> bool {
@@ -349,10 +379,10 @@ impl Connection {
     }
 
     /// Takes rings back: when this returns, the server touches them no more, or is gone. Where each goes on in its available
-    /// ring.
+    /// ring. Without an answer the server may still write to guest memory: it gets no more of it.
     pub(super) fn stop(&self, rings: &[Ring]) -> Result<Vec<u16>, ConnectionError> {
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
-        let _deadline = Deadline::new(&self.socket).map_err(ConnectionError::Descriptor)?;
+        let deadline = self.deadline();
         let mut frontend = self.frontend();
         self.started.store(false, Ordering::Relaxed);
         let position = |ring: &Ring| {
@@ -363,7 +393,21 @@ impl Connection {
             let [a, b, ..] = frontend.get_vring_base(ring.index()).map_err(refused)?.to_le_bytes();
             Ok(u16::from_le_bytes([a, b]))
         };
-        rings.iter().map(position).collect()
+        self.ask("to give its rings back", || {
+            let _deadline = deadline?;
+            rings.iter().map(position).collect()
+        })
+    }
+
+    /// Ends the conversation for good, since `error`.
+    pub(super) fn end(&self, error: &ConnectionError) {
+        self.ending.since(chain(error));
+        self.close();
+    }
+
+    /// What is to be told of the end, if it has ended and that was not told.
+    pub(super) fn take_end(&self) -> Option<String> {
+        if self.lives() { None } else { self.ending.take(&self.path.display().to_string()) }
     }
 
     /// Ends the conversation for good.
@@ -371,6 +415,10 @@ impl Connection {
         self.started.store(false, Ordering::Relaxed);
         // It may have ended already.
         let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    fn deadline(&self) -> Result<Deadline, ConnectionError> {
+        Deadline::new(&self.socket, &self.ending).map_err(ConnectionError::Descriptor)
     }
 
     fn frontend(&self) -> MutexGuard<'_, Frontend> {
@@ -389,19 +437,25 @@ impl AsFd for Connection {
 struct Deadline(#[expect(dead_code, reason = "its end is what counts")] Sender<()>);
 
 impl Deadline {
-    fn new(socket: &UnixStream) -> io::Result<Self> {
-        Self::within(socket, PATIENCE, || false)
+    fn new(socket: &UnixStream, ending: &Arc<Ending>) -> io::Result<Self> {
+        Self::within(socket, ending, PATIENCE, || false)
     }
 
     /// After `longest`, and before that once it has become `unwanted` and [`PATIENCE`] has passed.
-    fn within(socket: &UnixStream, longest: Duration, unwanted: impl Fn() -> bool + Send + 'static) -> io::Result<Self> {
-        let socket = socket.try_clone()?;
+    fn within(
+        socket: &UnixStream,
+        ending: &Arc<Ending>,
+        longest: Duration,
+        unwanted: impl Fn() -> bool + Send + 'static,
+    ) -> io::Result<Self> {
+        let (socket, ending) = (socket.try_clone()?, Arc::clone(ending));
         let (held, dropped) = channel();
         let begun = Instant::now();
         std::thread::Builder::new().name("vu-deadline".into()).spawn(move || {
             let mut wait = PATIENCE.min(longest);
             while dropped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 if begun.elapsed() >= longest || unwanted() {
+                    ending.since(format!("it did not answer within {:.1} s", begun.elapsed().as_secs_f32()));
                     // Fails when it has ended already.
                     let _ = socket.shutdown(Shutdown::Both);
                     return;

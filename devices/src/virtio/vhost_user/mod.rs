@@ -5,10 +5,12 @@
 //! |---|---|
 //! | what is said to the server? | [`connection`] |
 //! | which process is the server, when one dies and another comes? | [`server`] |
+//! | what is told of a conversation that ended? | `ending` |
 //! | what is done while a driver uses the device? | `relay` |
 //! | what does the function show? | here |
 
 pub mod connection;
+mod ending;
 mod relay;
 pub mod server;
 #[cfg(test)]

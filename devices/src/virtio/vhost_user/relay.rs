@@ -1,5 +1,6 @@
 //! What is done between a server and the driver, from `DRIVER_OK` to the reset: hands the rings over, passes interrupts and
-//! changes of the configuration on, sees the server end, and takes the rings back.
+//! changes of the configuration on, gives up when the conversation ends, and takes the rings back. That it ended is told by who
+//! watches the server, see [`Server::take_end`].
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
@@ -52,41 +53,30 @@ impl Relay {
         let connection = match self.begin(stop) {
             Ok(connection) => connection,
             Err(error) => {
-                let mut complaints = lock(&self.complaints);
-                complaints.fail_error(Level::Error, format_args!("{}: the device gives up", self.name), &error);
-                self.server.current().close();
+                // Of a server that ended, and after which nobody came, is told elsewhere.
+                if !matches!(error, ServerError::Connection(ConnectionError::Connect { .. }) | ServerError::Ended) {
+                    let mut complaints = lock(&self.complaints);
+                    complaints.fail_error(Level::Error, format_args!("{}: the device gives up", self.name), &error);
+                }
                 self.start.signals.give_up();
                 return false;
             }
         };
         // For what came while nobody had the rings, or while the server had one that was not enabled: many forget rings of its
         // bell.
-        self.start.rings.iter().for_each(|ring| ring.bell().ring());
+        self.start.rings.iter().for_each(|ring| ring.bell().ring_shared());
         match self.relay(&connection, stop) {
-            // Without an answer the server may still write to guest memory: it gets no more of it.
-            Ended::Stopped => match connection.stop(&self.start.rings) {
-                Ok(positions) => {
+            Ended::Stopped => {
+                if let Ok(positions) = connection.stop(&self.start.rings) {
                     self.start.rings.iter_mut().zip(positions).for_each(|(ring, position)| ring.rewind(position));
                     self.pass_on();
-                    true
+                    return true;
                 }
-                Err(error) => {
-                    let mut complaints = lock(&self.complaints);
-                    complaints.fail_error(Level::Warn, format_args!("{}: its server does not stop", self.name), &error);
-                    connection.close();
-                    self.start.signals.give_up();
-                    false
-                }
-            },
-            Ended::Gone => {
-                let (path, name) = (self.server.path().display(), &self.name);
-                let mut complaints = lock(&self.complaints);
-                complaints.fail(Level::Error, format_args!("{name}: the server at {path} is gone; the device gives up"));
-                connection.close();
-                self.start.signals.give_up();
-                false
             }
+            Ended::Gone => connection.close(),
         }
+        self.start.signals.give_up();
+        false
     }
 
     /// Hands the rings to the server, to another process than before if that one has died meanwhile.
@@ -95,7 +85,8 @@ impl Relay {
         let connection = self.server.connection()?;
         let (start, stop) = (&self.start, stop.clone());
         let unwanted = move || stop.stopped() || stop.held();
-        connection.start(start.features, &start.memory, &start.rings, &self.calls, &self.enabled, unwanted)?;
+        let started = connection.start(start.features, &start.memory, &start.rings, &self.calls, &self.enabled, unwanted);
+        started.map_err(|_| ServerError::Ended)?;
         if self.server.config() != before {
             self.start.signals.config_changed();
         }
@@ -119,7 +110,11 @@ impl Relay {
             if stop.stopped() || stop.held() {
                 break;
             }
-            if gone || asked && self.follow(connection).is_err() {
+            if !gone && asked {
+                // The next round sees it.
+                let _ = self.follow(connection).inspect_err(|error| connection.end(error));
+            }
+            if gone {
                 return Ended::Gone;
             }
         }
@@ -129,8 +124,7 @@ impl Relay {
     /// Signals the driver for what the server said and KVM left.
     fn pass_on(&self) {
         for (ring, call) in self.start.rings.iter().zip(&self.calls) {
-            // Fails when nothing was said.
-            if call.event().read().is_ok() {
+            if call.take_shared() {
                 self.start.signals.used(ring.index());
             }
         }

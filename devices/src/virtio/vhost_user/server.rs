@@ -2,15 +2,19 @@
 //!
 //! What a guest was told of the device stays as it was: a process that comes back must offer the same.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use log::Level;
 use pci::sync::lock;
+use rustix::event::{Timespec, epoll};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
 use super::connection::{Connection, ConnectionError};
 use super::{RemoteSpec, Served};
+use crate::complaints::Complaints;
 
 /// Bytes of a disk's configuration, up to the last that a feature here is about (virtio 1.2 5.2.4).
 const BLOCK_CONFIG: u16 = 60;
@@ -25,13 +29,19 @@ pub struct Server {
     connection: Mutex<Arc<Connection>>,
     /// The device's configuration as the server last told it; nothing if it is not asked for.
     config: Mutex<Vec<u8>>,
+    /// Readable when a conversation has ended.
+    ends: OwnedFd,
+    /// Of all ends: a guest may know how to bring its servers down.
+    complaints: Mutex<Complaints>,
 }
 
 impl Server {
     /// Connects to the process at `path`, for a device such as `spec`.
     pub fn open(path: &Path, spec: &RemoteSpec) -> Result<Self, ServerError> {
         let config_len = if spec.served == Served::Disk { BLOCK_CONFIG } else { 0 };
+        let ends = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(descriptor)?;
         let (connection, config) = meet(path, spec.all_queues(), config_len)?;
+        watch(&ends, &connection)?;
         Ok(Self {
             path: path.into(),
             queues: spec.all_queues(),
@@ -39,7 +49,20 @@ impl Server {
             features: connection.features(),
             connection: Mutex::new(Arc::new(connection)),
             config: Mutex::new(config),
+            ends,
+            complaints: Mutex::default(),
         })
+    }
+
+    /// Logs that the conversation has ended, whether or not a driver uses the device called `name`, once for each. What was
+    /// logged; nothing if there is nothing new, or if too much was told of this device before.
+    pub fn take_end(&self, name: &str) -> Option<String> {
+        let mut ended: Vec<epoll::Event> = Vec::with_capacity(4);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Which one it was is no matter: one that is not in use any more has been followed by another one.
+        epoll::wait(&self.ends, rustix::buffer::spare_capacity(&mut ended), Some(&now)).ok()?;
+        let text = format!("{name}: {}", self.current().take_end()?);
+        lock(&self.complaints).add(Level::Error, format_args!("{text}")).then_some(text)
     }
 
     /// Where it listens.
@@ -88,6 +111,7 @@ impl Server {
         if missing != 0 {
             return Err(ServerError::Less { path: self.path.clone(), missing });
         }
+        watch(&self.ends, &connection)?;
         let connection = Arc::new(connection);
         *lock(&self.config) = config;
         *lock(&self.connection) = Arc::clone(&connection);
@@ -95,13 +119,10 @@ impl Server {
     }
 
     /// Tells a server that has rings of memory that came; others learn of it when they get theirs. Memory that was there
-    /// stays. A server that does not follow is done with. Takes as long as the server needs, or until it is `unwanted`.
-    pub fn memory_grew(
-        &self,
-        memory: &GuestMemoryMmap,
-        unwanted: impl Fn() -> bool + Clone + Send + 'static,
-    ) -> Result<(), ConnectionError> {
-        self.current().memory_grew(memory, unwanted)
+    /// stays. A server that does not follow is done with, and its device gives up. Takes as long as the server needs, or until
+    /// it is `unwanted`.
+    pub fn memory_grew(&self, memory: &GuestMemoryMmap, unwanted: impl Fn() -> bool + Clone + Send + 'static) {
+        self.current().memory_grew(memory, unwanted);
     }
 
     /// Most regions of memory with which it can be started.
@@ -116,6 +137,23 @@ impl Server {
     }
 }
 
+impl AsFd for Server {
+    /// Readable when [`Server::take_end`] may have something to tell.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ends.as_fd()
+    }
+}
+
+/// Has `ends` become readable, once, when the conversation ends.
+fn watch(ends: &OwnedFd, connection: &Connection) -> Result<(), ServerError> {
+    let flags = epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
+    epoll::add(ends, connection, epoll::EventData::new_u64(0), flags).map_err(descriptor)
+}
+
+fn descriptor(error: rustix::io::Errno) -> ServerError {
+    ConnectionError::Descriptor(error.into()).into()
+}
+
 fn meet(path: &Path, queues: u16, config_len: u16) -> Result<(Connection, Vec<u8>), ServerError> {
     let connection = Connection::open(path, queues)?;
     let config = if config_len == 0 { Vec::new() } else { connection.config(config_len)? };
@@ -128,6 +166,9 @@ pub enum ServerError {
     /// The conversation.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
+    /// It ended while it was handed the rings, which is told with its end.
+    #[error("the conversation with the server has ended")]
+    Ended,
     /// Another one than before.
     #[error(
         "the server that listens at {} lacks the features {missing:#x}, which the one before it had and the guest was told of",
