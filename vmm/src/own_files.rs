@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use api::config::{DiskConfig, DiskSource, NetConfig, NetSource, OutputConfig, Payload, VmConfig};
+use pci::topology::Name;
 use thiserror::Error;
 
 use crate::cli::RunOptions;
@@ -65,7 +66,9 @@ fn conflict((user, path): (&User, &Path), (first, other): (&User, &Path)) -> Opt
         (How::Read | How::ReadDisk, How::Read | How::ReadDisk) => None,
         // A guest may write to what Banyan only reads: that is known to whoever gave it such a disk.
         (How::Read, How::Disk) | (How::Disk, How::Read) => None,
-        (How::Disk | How::ReadDisk, How::Disk | How::ReadDisk) => Some(FilesError::Disk { path, other }),
+        (How::Disk | How::ReadDisk, How::Disk | How::ReadDisk) => {
+            Some(FilesError::Disk { user: user.clone(), path, first: first.clone(), other })
+        }
         (How::Write, How::Write) => Some(twice(first)),
         (How::Write, _) => Some(FilesError::Input { flag: first.clone(), path: other, what: user.clone(), other: path }),
         (_, How::Write) => Some(FilesError::Input { flag: user.clone(), path, what: first.clone(), other }),
@@ -91,7 +94,7 @@ fn one_tap_each(config: &VmConfig) -> Result<(), FilesError> {
 /// Who uses what, outputs last, so that messages name them first.
 fn uses(config: &VmConfig, beside: Beside<'_>) -> Vec<(User, PathBuf)> {
     let mut uses = Vec::new();
-    let mut add = |what: &str, how, path: &Path| uses.push((User { what: what.to_owned(), how }, path.to_owned()));
+    let mut add = |what: &str, how, path: &Path| uses.push((User::new(what, how, None), path.to_owned()));
     if let Some(path) = &config.memory.file {
         add("the guest's memory", if config.memory.shared { How::Memory } else { How::Read }, path);
     }
@@ -105,17 +108,19 @@ fn uses(config: &VmConfig, beside: Beside<'_>) -> Vec<(User, PathBuf)> {
     }
     beside.host.iter().for_each(|path| add("--host", How::Read, path));
     for (name, device) in devices(config) {
+        let mut add = |what: String, how, path: &Path| uses.push((User::new(&what, how, Some(&name)), path.to_owned()));
         if let Some(socket) = device.server() {
-            add(&format!("the server of {name}"), How::Connect, socket);
+            add(format!("the server of {name}"), How::Connect, socket);
         }
         match device {
             Virtio::Disk(DiskConfig { source: DiskSource::Image(path), readonly, .. }) => {
-                add("the disk", if readonly { How::ReadDisk } else { How::Disk }, &path);
+                add(format!("the disk {name}"), if readonly { How::ReadDisk } else { How::Disk }, &path);
             }
-            Virtio::Vsock(vsock) => add("--vsock", How::Listen, &vsock.socket),
+            Virtio::Vsock(vsock) => add("--vsock".to_owned(), How::Listen, &vsock.socket),
             _ => {}
         }
     }
+    let mut add = |what: &str, how, path: &Path| uses.push((User::new(what, how, None), path.to_owned()));
     beside.api_socket.iter().for_each(|path| add("--api-socket", How::Listen, path));
     let consoles = [
         ("--serial", Some(&config.serial)),
@@ -136,13 +141,28 @@ fn uses(config: &VmConfig, beside: Beside<'_>) -> Vec<(User, PathBuf)> {
 /// Who uses a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    what: String,
+    names: Box<Names>,
     how: How,
+}
+
+/// What a user is called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Names {
+    what: String,
+    /// The device, if it is one that can be removed.
+    device: Option<String>,
+}
+
+impl User {
+    fn new(what: &str, how: How, device: Option<&Name>) -> Self {
+        let (what, device) = (what.to_owned(), device.map(|name| name.0.clone()));
+        Self { names: Box::new(Names { what, device }), how }
+    }
 }
 
 impl fmt::Display for User {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)
+        f.write_str(&self.names.what)
     }
 }
 
@@ -222,14 +242,18 @@ pub enum FilesError {
     },
     /// A disk that is written, and another way to it.
     #[error(
-        "the disks {} and {} are the same, and the guest would write to it: leave one out, or add readonly=on to both",
-        other.display(),
-        path.display()
+        "{user} ({}) and {first} ({}) are the same, and the guest would write to it: remove {first} first, or add readonly=on to both",
+        path.display(),
+        other.display()
     )]
     Disk {
-        /// The second disk.
+        /// The second one.
+        user: User,
+        /// Its image.
         path: PathBuf,
         /// The first one.
+        first: User,
+        /// Its image.
         other: PathBuf,
     },
     /// Memory over something else.
@@ -241,7 +265,11 @@ pub enum FilesError {
         what: User,
     },
     /// A socket for one, and another user of it.
-    #[error("{user} and {first} both name {}, and a socket is for one of them: give each a path of its own", path.display())]
+    #[error(
+        "{user} and {first} both name {}, and a socket is for one of them: give {user} another path{}",
+        path.display(),
+        first.names.device.as_ref().map_or_else(String::new, |device| format!(", or remove {device} first"))
+    )]
     Socket {
         /// The second user.
         user: User,
@@ -261,7 +289,9 @@ pub enum FilesError {
         bytes: usize,
     },
     /// A tap for two devices.
-    #[error("the network interfaces {first} and {name} are both on the tap {tap}: give each one of its own")]
+    #[error(
+        "the network interfaces {first} and {name} are both on the tap {tap}: give {name} another one, or remove {first} first"
+    )]
     Tap {
         /// The tap.
         tap: String,
@@ -313,8 +343,8 @@ mod tests {
         for (base, what, called) in [
             (&kernel, "kernel", "the kernel"),
             (&kernel, "initramfs", "the initramfs"),
-            (&kernel, "disk", "the disk"),
-            (&kernel, "read", "the disk"),
+            (&kernel, "disk", "the disk disk0"),
+            (&kernel, "read", "the disk disk1"),
             (&firmware, "firmware", "the firmware"),
             (&firmware, "host", "--host"),
             (&named("on"), "memory", "the guest's memory"),
@@ -366,7 +396,10 @@ mod tests {
         };
         for texts in [["a.img", "a.img"], ["a.img", "b.img"], ["a.img,readonly=on", "b.img"], ["b.img", "a.img,readonly=on"]] {
             let error = disks(texts).unwrap_err().to_string();
-            assert!(error.contains("are the same") && error.contains("readonly=on to both"), "{error}");
+            assert!(
+                error.contains("are the same") && error.ends_with("remove the disk disk0 first, or add readonly=on to both"),
+                "{error}"
+            );
         }
         assert_eq!(disks(["a.img,readonly=on", "b.img,readonly=on"]), Ok(()));
         assert_eq!(disks(["a.img", "c.img"]), Ok(()));
@@ -402,6 +435,7 @@ mod tests {
             for (users, config, beside) in &cases {
                 let error = check(config, *beside).unwrap_err().to_string();
                 assert!(error.starts_with(&format!("{users} both name {}", path.display())), "{error}");
+                assert_eq!(error.ends_with("another path, or remove a first"), users.ends_with("the server of a"), "{error}");
             }
         }
         let written = VmConfig { serial: OutputConfig::File(path.clone()), vsock: vsock(), ..base.clone() };
@@ -434,7 +468,7 @@ mod tests {
             check(&VmConfig { nets, ..VmConfig::default() }, Beside::default())
         };
         let error = nets(["t0", "t0,id=eth"]).unwrap_err().to_string();
-        assert!(error.contains("net0 and eth are both on the tap t0"), "{error}");
+        assert!(error.contains("net0 and eth are both on the tap t0: give eth another one, or remove net0 first"), "{error}");
         assert_eq!(nets(["t0", "t1"]), Ok(()));
     }
 }

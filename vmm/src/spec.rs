@@ -526,7 +526,7 @@ pub enum SpecError {
     #[error(transparent)]
     ColdPlug(#[from] ColdPlugError),
     /// One name for two devices.
-    #[error("two devices are named `{name}`: give one of them another id")]
+    #[error("two devices are named `{name}`: give another id, or remove the one that is there first")]
     SameName {
         /// The name.
         name: String,

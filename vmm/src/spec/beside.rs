@@ -73,7 +73,7 @@ pub enum BesideError {
         socket: PathBuf,
     },
     /// Two folders under one tag.
-    #[error("the shared folder `{there}` has the tag `{}` already: give the other one another tag", tag.escape_debug())]
+    #[error("the shared folder `{there}` has the tag `{}`: give another one, or remove `{there}` first", tag.escape_debug())]
     Tag {
         /// What the guest would mount.
         tag: String,
@@ -81,7 +81,7 @@ pub enum BesideError {
         there: Name,
     },
     /// Two interfaces with one address.
-    #[error("the interface `{there}` has the address {mac} already: give the other one another `mac`, or none")]
+    #[error("the interface `{there}` has the address {mac}: give another `mac` or none, or remove `{there}` first")]
     Mac {
         /// The address.
         mac: MacAddress,
@@ -124,6 +124,7 @@ mod tests {
         let nets = |texts: [&str; 2]| VmConfig { nets: texts.map(|text| text.parse().unwrap()).into(), ..VmConfig::default() };
         let error = check(&nets(["t0,id=eth,mac=02:00:00:00:00:01", "t1,mac=02:00:00:00:00:01"])).unwrap_err().to_string();
         assert!(error.contains("`eth` has the address 02:00:00:00:00:01"), "{error}");
+        assert!(error.ends_with("or remove `eth` first"), "{error}");
         assert_eq!(check(&nets(["t0,mac=02:00:00:00:00:01", "t1,mac=02:00:00:00:00:02"])), Ok(()));
         assert_eq!(check(&nets(["t0", "t1"])), Ok(()), "addresses that are made up differ");
         let folders = |tags: [&str; 2]| VmConfig {
@@ -133,6 +134,7 @@ mod tests {
         };
         let error = check(&folders(["home", "home"])).unwrap_err().to_string();
         assert!(error.contains("`fs0` has the tag `home`"), "{error}");
+        assert!(error.ends_with("or remove `fs0` first"), "{error}");
         assert_eq!(check(&folders(["home", "data"])), Ok(()));
         let vsock = |cid| Virtio::Vsock(format!("cid={cid},socket=/s{cid}").parse().unwrap());
         let there = Name::from("vsock0");
