@@ -71,7 +71,7 @@ fn an_interface_on_its_way_out_is_no_answer_to_one_that_asks_for_its_address() {
     let other = folder.path().join("other");
     let _servers = [&one, &other].map(|socket| VhostUser::start(socket, Serves::Echo, Manners::default()));
     let machine = running();
-    let add = |socket: &std::path::Path, id: &str, mac: &str| {
+    let add = |socket: &Path, id: &str, mac: &str| {
         let socket = socket.display();
         let body = format!(r#"{{"vhost_user":true,"vhost_socket":"{socket}","id":"{id}","mac":"02:00:00:00:00:0{mac}"}}"#);
         machine.call("PUT vm.add-net", &body)
