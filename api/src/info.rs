@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::config::VmConfig;
+use crate::door::Door;
 use crate::events::Events;
 use crate::sync::lock;
 
@@ -360,6 +361,7 @@ pub type Counters = BTreeMap<String, BTreeMap<String, u64>>;
 pub struct Published {
     last: Arc<Mutex<Option<Arc<VmInfo>>>>,
     events: Events,
+    door: Door,
 }
 
 impl Published {
@@ -381,6 +383,12 @@ impl Published {
         // Freed after the lock is.
         let old = std::mem::replace(&mut *lock(&self.last), info.clone());
         self.events.tell_difference(old.as_deref(), info.as_deref());
+    }
+
+    /// What new clients of the server that shows this come through.
+    #[must_use]
+    pub const fn door(&self) -> &Door {
+        &self.door
     }
 
     /// Makes known how far a long step is, if that is news.

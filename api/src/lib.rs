@@ -22,6 +22,7 @@ pub mod client;
 pub mod command;
 pub mod config;
 pub mod dialect;
+pub mod door;
 pub mod error;
 pub mod events;
 pub mod http;

@@ -390,3 +390,47 @@ fn a_machine_that_lacks_descriptors_is_refused_and_one_that_was_promised_runs() 
     }
     assert!(booted.contains(&true) && booted.contains(&false), "{booted:?}");
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn clients_that_wait_for_descriptors_get_none_that_a_machine_needs_for_its_reset() {
+    const RESET: &[u8] = b"PUT /api/v1/vm.reboot HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let call = |what: &str, body: &str| tests::server::call(&socket, what, body).0;
+    let arguments = ["--api-socket", &socket.display().to_string()];
+    let process = Session::spawn(in_shell("ulimit -n 64 && exec \"$0\" \"$@\" < /dev/null", &arguments), LIMIT);
+    let start = Instant::now();
+    while call("GET vmm.ping", "") != 200 {
+        assert!(start.elapsed() < LIMIT, "nobody listens");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let more = r#","serial":{"mode":"Tty"},"cpus":{"boot_vcpus":4,"max_vcpus":4}"#;
+    assert_eq!(call("PUT vm.create", &machine(&image("echo.elf"), r#""size":67108864"#, more)), 204);
+    assert_eq!(call("PUT vm.boot", ""), 204);
+    let open = || UnixStream::connect(&socket).unwrap_or_else(|error| panic!("{error}"));
+    let mut first = open();
+    first.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut asks = || {
+        first.write_all(RESET).unwrap();
+        (status(&mut first), rest(&mut first))
+    };
+    assert_eq!(asks(), (Some(204), true));
+    // More than there are descriptors; those that are let in stay.
+    let waiting: Vec<UnixStream> = (0..80).map(|_| open()).collect();
+    waiting.iter().for_each(|mut client| client.write_all(b"GET /api/v1/vmm.ping HTTP/1.1\r\nHost: x\r\n\r\n").unwrap());
+    let start = Instant::now();
+    while process.usage().is_some_and(|(open, _)| open < 64) {
+        assert!(start.elapsed() < LIMIT, "descriptors are left");
+        thread::sleep(Duration::from_millis(5));
+    }
+    for reset in 0..20 {
+        assert_eq!(asks(), (Some(204), true), "reset {reset}");
+        // At another moment of the server's rest each.
+        thread::sleep(Duration::from_millis(7 * reset));
+    }
+    drop(waiting);
+    assert_eq!(asks(), (Some(204), true));
+    assert_eq!(call("PUT vmm.shutdown", ""), 204);
+    process.wait().expect_code(0);
+}

@@ -12,7 +12,7 @@
 //! | who answers an access, and what follows from a write? | [`pci_bus`], [`address_space`], [`effects`], [`mirrors`] |
 //! | how do devices come and go? | [`hotplug`], [`bus_slots`], [`slot_events`], [`host_signals`], [`arrivals`], [`additions`] |
 //! | how do processors and memory come and go? | [`resize`], [`ejected`] |
-//! | what stays through a reset? | [`changes`] |
+//! | what stays through a reset? | [`changes`], [`spare`] |
 //! | who runs a machine from its start to its end? | [`run`], [`outputs`], [`main_loop`], [`signals`], [`terminal`], `working_set` |
 //! | who carries out what API clients ask for? | [`serve`], [`session`], [`between`], `waiting`, [`listing`], `inject` |
 //! | how does a machine go on in another process? | [`snapshot`] |
@@ -73,6 +73,7 @@ pub mod session;
 pub mod signals;
 pub mod slot_events;
 pub mod snapshot;
+pub mod spare;
 pub mod spec;
 pub mod table;
 pub mod terminal;

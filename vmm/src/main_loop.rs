@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -90,7 +90,7 @@ pub struct Input {
     /// The line.
     pub line: Arc<dyn InputLine>,
     /// Where characters come from.
-    pub from: OwnedFd,
+    pub from: BorrowedFd<'static>,
     /// Whether Ctrl-A is an escape: x ends the machine, a second Ctrl-A is passed on.
     pub escape: bool,
     /// Signalled when a full line has room again.
@@ -168,7 +168,7 @@ impl MainLoop {
     }
 
     /// Runs until the guest is to stop, or for as long as the sources allow.
-    pub fn run(mut self, mut attendant: Option<&mut dyn Attendant>) -> Result<End, MainLoopError> {
+    pub fn run(&mut self, mut attendant: Option<&mut dyn Attendant>) -> Result<End, MainLoopError> {
         let manager = &mut self.manager;
         working_set::trim();
         loop {
@@ -248,7 +248,7 @@ impl Subscriber {
             let _ = ops.remove(Events::with_data(&input.from, INPUT, EventSet::IN));
             return;
         };
-        match rustix::io::read(&input.from, &mut *buffer) {
+        match rustix::io::read(input.from, &mut *buffer) {
             Ok(0) => {
                 // The other side closed it. The guest goes on without input.
                 let _ = ops.remove(Events::with_data(&input.from, INPUT, EventSet::IN));

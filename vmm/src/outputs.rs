@@ -34,6 +34,7 @@ use crate::run::{RunError, needs};
 use crate::session::{Service, Session};
 use crate::signals::Signals;
 use crate::snapshot::Saved;
+use crate::spare::Spare;
 use crate::terminal::RawTerminal;
 use crate::vcpu::Named;
 
@@ -147,6 +148,7 @@ impl Outputs {
         let mut ground = Some(ground);
         let mut ram: Option<GuestMemoryMmap> = None;
         let mut terminal = None;
+        let mut spare = Spare::default();
         let mut changes = saved.map_or_else(Changes::default, |saved| saved.changes.clone());
         loop {
             let plan = changes.plan(design.plan);
@@ -185,11 +187,14 @@ impl Outputs {
                     end
                 }
                 Some(service) => {
+                    let published = service.published;
                     let mut session = Session::new(service, &mut machine, &design, changes.clone()).map_err(RunError::Event)?;
                     // Whoever hears that the machine runs can count on it.
-                    let main_loop = MainLoop::new(&ending, sources, session.descriptors())?;
+                    let mut main_loop = MainLoop::new(&ending, sources, session.descriptors())?;
+                    spare.keep();
                     session.started(if restored.is_some() { Phase::Paused } else { Phase::Running });
                     let end = main_loop.run(Some(&mut session))?;
+                    spare.give(published.door());
                     next_changes = session.changes();
                     end
                 }
@@ -239,8 +244,9 @@ impl Outputs {
 
     fn input(&self, machine: &Machine, raw: bool, resume: &Arc<EventFd>) -> Result<Option<Input>, RunError> {
         let Some(line) = self.interactive.and_then(|device| input_of(machine, device)) else { return Ok(None) };
-        match rustix::io::fcntl_dupfd_cloexec(stdin(), 0) {
-            Ok(from) => Ok(Some(Input { line, from, escape: raw, resume: Arc::clone(resume) })),
+        // As it is: a second descriptor might not be there after a reset.
+        match rustix::io::fcntl_getfd(stdin()) {
+            Ok(_) => Ok(Some(Input { line, from: stdin(), escape: raw, resume: Arc::clone(resume) })),
             // A closed standard input is an empty one.
             Err(Errno::BADF) => Ok(None),
             Err(error) => Err(unusable(error)),

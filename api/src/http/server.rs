@@ -207,7 +207,8 @@ impl Serving {
     async fn accept(self: Rc<Self>, listener: UnixListener) -> Infallible {
         let mut failing = false;
         loop {
-            match listener.accept().await {
+            let door = self.service.published.door();
+            match poll_fn(|context| door.pass(context, |context| listener.poll_accept(context))).await {
                 Ok((stream, _)) => {
                     failing = false;
                     self.room().await;
