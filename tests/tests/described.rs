@@ -78,6 +78,15 @@ fn replies_of_a_machine_with_all_kinds_of_devices_are_described_to_the_last_key(
     let mut events = listen(&server);
 
     ask("GET vmm.ping", &Value::Null, 200);
+    let mut in_zones = rich(folder.path(), [&images[0], &images[1]]);
+    let zone = |id: &str| json!({"id": id, "size": 134_217_728, "shared": true, "hugepages": false, "prefault": false});
+    in_zones["memory"] = json!({"size": 0, "zones": [zone("a"), zone("b")]});
+    let far = json!([{"destination": 1, "distance": 20}]);
+    in_zones["numa"] = json!([{"guest_numa_id": 0, "cpus": [0, 1], "distances": far, "memory_zones": ["a"]},
+                              {"guest_numa_id": 1, "cpus": [2, 3], "memory_zones": ["b"]}]);
+    ask("PUT vm.create", &in_zones, 204);
+    ask("GET vm.info", &Value::Null, 200);
+    ask("PUT vm.delete", &Value::Null, 204);
     ask("GET vm.info", &Value::Null, 404);
     ask("PUT vm.create", &json!({"payload": {}}), 400);
     ask("PUT vm.create", &rich(folder.path(), [&images[0], &images[1]]), 204);

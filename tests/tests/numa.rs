@@ -1,7 +1,9 @@
 //! Memory nodes of the guest, as on a recorded host.
 
 use tests::Guest;
+use tests::guest::image;
 use tests::process::banyan;
+use tests::server::Server;
 
 const HOST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/topologies/a100x-dpu.json");
 const DEVICES: [&str; 4] = ["--device", "0000:41:00.0,id=gpu0", "--device", "0000:de:00.0,id=gpu1"];
@@ -34,4 +36,30 @@ fn processors_of_each_node_have_the_apic_ids_that_acpi_tells() {
         let nodes = ["--numa", "host", "--host", HOST, "--pcie", "topology=host", "--cpus", cpus];
         Guest::new("cpus").options(&format!("cpus={cpus}")).with(&nodes).with(&DEVICES).run().expect_code(1);
     }
+}
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn the_guest_sees_the_nodes_that_an_api_client_made_of_zones() {
+    let mut server = Server::empty();
+    let mib = |count: u64| count << 20;
+    let zone = |id: &str, size: u64, more: &str| format!(r#"{{"id":"{id}","size":{size}{more}}}"#);
+    let on_host = r#","host_numa_node":0"#;
+    let zones = [zone("a", mib(64), on_host), zone("b", mib(128), ""), zone("c", mib(32), on_host)].join(",");
+    let numa = r#"[{"guest_numa_id":0,"cpus":[0,2],"distances":[{"destination":1,"distance":31}],"memory_zones":["a","c"]},
+                   {"guest_numa_id":1,"cpus":[1],"distances":[],"memory_zones":["b"]}]"#;
+    let body = format!(
+        r#"{{"payload":{{"kernel":"{}"}},"cpus":{{"boot_vcpus":3}},"memory":{{"size":0,"zones":[{zones}]}},
+             "numa":{numa},"serial":{{"mode":"Tty"}}}}"#,
+        image("nodes.elf")
+    );
+    server.expect("PUT vm.create", &body, 204);
+    let info = server.expect("GET vm.info", "", 200);
+    for part in [r#""memory_zones":["a","c"]"#, r#""destination":1,"distance":31"#, r#""size":234881024"#] {
+        assert!(info.contains(part), "{part}: {info}");
+    }
+    server.expect("PUT vm.boot", "", 204);
+    server.process.expect("node 0 processors 2 memory 6000000 far 10 31");
+    server.process.expect("node 1 processors 1 memory 8000000 far 31 10");
+    server.process.expect("PASS");
 }

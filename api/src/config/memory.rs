@@ -32,6 +32,19 @@ pub struct MemoryConfig {
     pub prefault: bool,
     /// Threads that touch them; by default one per processor of the guest, at most 16. Only with `prefault`.
     pub prefault_threads: Option<NonZeroU16>,
+    /// Names for parts of it, if an API client gave it in such: they come to `size`. None with `file`.
+    pub zones: Vec<MemoryZone>,
+}
+
+/// A part of memory that memory nodes are made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryZone {
+    /// Its name.
+    pub id: String,
+    /// Bytes.
+    pub size: Size,
+    /// The host node that it comes from.
+    pub host_node: Option<u32>,
 }
 
 /// Size of a huge page on x86-64.
@@ -66,6 +79,7 @@ impl Default for MemoryConfig {
             hugepages: None,
             prefault: false,
             prefault_threads: None,
+            zones: Vec::new(),
         }
     }
 }
@@ -154,6 +168,7 @@ impl TryFrom<Fields> for MemoryConfig {
             hugepages,
             prefault: fields.prefault,
             prefault_threads,
+            zones: Vec::new(),
         })
     }
 }

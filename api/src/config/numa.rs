@@ -63,6 +63,8 @@ pub struct NumaNode {
     pub host: Option<(u32, NumaPlacement)>,
     /// How far other nodes are, by their numbers.
     pub distances: Vec<Distance>,
+    /// The zones of memory that it was made of, if it was given in such (see [`super::MemoryConfig::zones`]).
+    pub zones: Option<Vec<String>>,
 }
 
 /// How far a node is, in the unit of ACPI: 10 is within a node.
@@ -160,7 +162,8 @@ impl TryFrom<Fields> for NumaFlag {
             }
         }
         let host = fields.host_node.map(|node| (node, placement));
-        Ok(Self::Node(NumaNode { id, cpus, memory: fields.memory.unwrap_or(Size(0)), host, distances }))
+        let memory = fields.memory.unwrap_or(Size(0));
+        Ok(Self::Node(NumaNode { id, cpus, memory, host, distances, zones: None }))
     }
 }
 

@@ -10,12 +10,13 @@ use super::device::DeviceBody;
 use super::disk::DiskBody;
 use super::json::{Notes, bad, read, refused};
 use super::net::NetBody;
+use super::nodes::{self, NodeBody};
 use super::small::{FsBody, VsockBody, missing, no_iommu, no_place};
 use super::zone::{self, ZoneBody};
 use crate::config::flags::FlagError;
 use crate::config::{
-    BalloonConfig, CpuConfig, CpuTopology, HotplugMethod, HugePageSize, KernelConfig, MemoryConfig, MemoryError, NumaConfig,
-    NumaFlag, OutputConfig, Payload, RngConfig, Size, VmConfig,
+    BalloonConfig, CpuConfig, CpuTopology, HotplugMethod, HugePageSize, KernelConfig, MemoryConfig, MemoryError, OutputConfig,
+    Payload, RngConfig, Size, VmConfig,
 };
 use crate::error::ApiError;
 
@@ -54,7 +55,7 @@ struct Body {
     vdpa: Option<Vec<Value>>,
     generic_vhost_user: Option<Vec<Value>>,
     rate_limit_groups: Option<Vec<Value>>,
-    numa: Option<Vec<Value>>,
+    numa: Option<Vec<NodeBody>>,
     tpm: Option<Value>,
     rtc: Option<Value>,
 }
@@ -227,28 +228,13 @@ pub fn create(body: &[u8], base: &VmConfig, notes: &Notes) -> Result<VmConfig, A
     }
     config.watchdog = body.watchdog.unwrap_or_default();
     config.panic_port = body.pvpanic.unwrap_or_default();
-    if let Some(numa) = body.numa.filter(|numa| !numa.is_empty()) {
-        config.numa = memory_nodes(numa)?;
+    if let Some(numa) = nodes::read(body.numa.unwrap_or_default(), &config.memory)? {
+        config.numa = numa;
     }
     if let Some(pcie) = body.banyan {
         config.pcie = base.pcie.with(&pcie).map_err(|error: FlagError| bad(WHAT, &error.to_string()))?;
     }
     Ok(config)
-}
-
-/// Banyan's texts, as `--numa` takes them; the dialect's own objects name memory zones, which Banyan does not have.
-fn memory_nodes(body: Vec<Value>) -> Result<NumaConfig, ApiError> {
-    few("numa", body.len())?;
-    let flag = |node| match node {
-        Value::String(text) => text.parse().map_err(|error: FlagError| bad(WHAT, &error.to_string())),
-        _ => {
-            let why = "nodes as objects, with `guest_numa_id` and `memory_zones`, are not supported; write each as a text such as \
-                       `id=0,cpus=0-3,memory=2G,host-node=0`, or `host` alone";
-            Err(refused(WHAT, "numa", why))
-        }
-    };
-    let flags = body.into_iter().map(flag).collect::<Result<Vec<NumaFlag>, _>>()?;
-    NumaConfig::new(flags).map_err(|error| bad(WHAT, &format!("numa: {error}")))
 }
 
 fn list<B, C>(key: &str, bodies: Option<Vec<B>>, config: impl Fn(B) -> Result<C, ApiError>) -> Result<Vec<C>, ApiError> {
@@ -258,7 +244,7 @@ fn list<B, C>(key: &str, bodies: Option<Vec<B>>, config: impl Fn(B) -> Result<C,
 }
 
 /// A list with more than [`MOST`] entries is refused before anything is made of it: everything may have to do with everything.
-fn few(key: &str, count: usize) -> Result<(), ApiError> {
+pub(super) fn few(key: &str, count: usize) -> Result<(), ApiError> {
     if count > MOST {
         return Err(refused(WHAT, key, &format!("{count} entries are more than a machine can have; give at most {MOST}")));
     }
@@ -386,7 +372,7 @@ impl CpusBody {
 
 impl MemoryBody {
     fn put(self, config: &mut VmConfig, notes: &Notes) -> Result<(), ApiError> {
-        let zone = zone::read(self.zones, self.size, self.shared, notes)?;
+        let zones = zone::read(self.zones, self.size, self.shared, notes)?;
         if self.hotplugged_size.is_some_and(|size| size > 0) {
             let why =
                 "no memory has come before the start; add it to `memory.size`, or give `memory.hotplug_size` and call vm.resize";
@@ -403,16 +389,23 @@ impl MemoryBody {
                 return Err(refused(WHAT, "memory.hotplug_method", &why));
             }
         };
-        let size = Size(zone.as_ref().map_or(self.size, |zone| zone.size));
+        let size = Size(zones.size.unwrap_or(self.size));
         let refuse = |error: MemoryError| bad(WHAT, &error.to_string());
-        let hugepages = match (self.hugepages.unwrap_or_default(), self.hugepage_size.map(Size)) {
+        if let (Some(page), Some(other)) = (self.hugepage_size, zones.hugepage_size)
+            && page != other
+        {
+            let why = format!("the zones have {}, and memory is alike; leave it out", Size(other));
+            return Err(refused(WHAT, "memory.hugepage_size", &why));
+        }
+        let large = self.hugepages.unwrap_or_default() || zones.hugepages;
+        let hugepages = match (large, self.hugepage_size.or(zones.hugepage_size).map(Size)) {
             (false, _) => None,
             (true, None) => Some(config.memory.hugepages.unwrap_or(HugePageSize::TwoMib)),
             (true, Some(page)) if page == HugePageSize::TwoMib.size() => Some(HugePageSize::TwoMib),
             (true, Some(page)) if page == HugePageSize::OneGib.size() => Some(HugePageSize::OneGib),
             (true, Some(size)) => return Err(refuse(MemoryError::HugePageSize { size })),
         };
-        if hugepages.is_some() && zone.is_some() {
+        if hugepages.is_some() && zones.file.is_some() {
             return Err(refused(WHAT, "memory.hugepages", &MemoryError::FileWithHugePages.to_string()));
         }
         if let Some(page) = hugepages.map(HugePageSize::size)
@@ -424,18 +417,18 @@ impl MemoryBody {
         if size.bytes().checked_add(growth).is_none() {
             return Err(refused(WHAT, "memory.hotplug_size", "together with `memory.size` it is more than 64 bits can count"));
         }
-        let prefault = self.prefault.unwrap_or_default() || zone.as_ref().is_some_and(|zone| zone.prefault);
+        let prefault = self.prefault.unwrap_or_default() || zones.prefault;
         config.memory = MemoryConfig {
             size,
             growth: Size(growth),
             method,
-            shared: self.shared.unwrap_or_default() || zone.as_ref().is_some_and(|zone| zone.shared),
-            file: zone.map(|zone| zone.file),
+            shared: self.shared.unwrap_or_default() || zones.shared,
+            file: zones.file,
+            zones: zones.parts,
             hugepages,
             prefault,
-            ..config.memory
+            prefault_threads: config.memory.prefault_threads.filter(|_| prefault),
         };
-        config.memory.prefault_threads = config.memory.prefault_threads.filter(|_| prefault);
         Ok(())
     }
 }

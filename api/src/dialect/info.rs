@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{disk, net, zone};
-use crate::config::{DeviceConfig, DeviceKind, HotplugMethod, HugePageSize, NumaConfig, OutputConfig, Payload, VmConfig};
+use super::{disk, net, nodes, zone};
+use crate::config::{DeviceConfig, DeviceKind, HotplugMethod, HugePageSize, OutputConfig, Payload, VmConfig};
 use crate::info::{BarInfo, DeviceInfo, Phase, Progress, VmInfo};
 
 /// What is said of the width of addresses where it was not asked for: the dialect's own default.
@@ -77,7 +77,7 @@ pub(super) fn config(config: &VmConfig) -> Value {
     let mut put = |key: &str, value: Option<Value>| disk::put(&mut map, key, value);
     put("cpus", Some(cpus(config)));
     put("memory", Some(memory(config)));
-    put("numa", (config.numa != NumaConfig::Off).then(|| config.numa.texts().into()));
+    put("numa", nodes::numa_body(&config.numa));
     put("payload", config.payload.as_ref().map(payload));
     put("disks", Some(config.disks.iter().map(disk::write).collect()));
     put("net", Some(config.nets.iter().map(net::write).collect()));

@@ -14,6 +14,7 @@ mod info;
 pub(crate) mod json;
 pub mod machine;
 mod net;
+mod nodes;
 mod reply;
 mod small;
 mod zone;

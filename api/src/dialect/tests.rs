@@ -167,7 +167,7 @@ fn what_a_guest_would_miss_is_refused_with_its_key() {
         (json!({"generic_vhost_user": [{}]}), "`generic_vhost_user`: it is not supported"),
         (json!({"rate_limit_groups": [{}]}), "`rate_limit_groups`: it is not supported"),
         (json!({"disks": [{"path": "/a", "rate_limit_group": "g"}]}), "`rate_limit_group`: disks that share a limit"),
-        (json!({"numa": [{}]}), "`numa`"),
+        (json!({"numa": [{}]}), "`numa[0]`: missing field `guest_numa_id`"),
         (json!({"cpus": {"boot_vcpus": 0}}), "`cpus.boot_vcpus`: 0 processors are not possible; 1 to 255 are"),
         (json!({"cpus": {"boot_vcpus": 256}}), "256 processors"),
         (json!({"cpus": {"boot_vcpus": 4, "max_vcpus": 2}}), "`cpus.max_vcpus`: 2 is less than the 4"),
@@ -185,7 +185,7 @@ fn what_a_guest_would_miss_is_refused_with_its_key() {
         ),
         (json!({"memory": {"size": 3, "hugepages": true}}), "no multiple of the huge page size 2M"),
         (json!({"memory": {"size": 4096, "hugepages": true, "hugepage_size": 4096}}), "huge pages of 4K do not exist"),
-        (json!({"memory": {"size": 0, "zones": [{"id": "mem0", "size": 1}]}}), "`memory.zones[0]`"),
+        (json!({"memory": {"size": 0, "zones": [{"id": "mem0"}]}}), "`memory.zones[0]`: missing field `size`"),
         (json!({"memory": {"size": 1, "hotplugged_size": 1}}), "`memory.hotplugged_size`: no memory has come"),
         (json!({"rtc": {}}), "`rtc`"),
         (json!({"rng": {"src": "/dev/urandom", "pci_device_id": 3}}), "`rng.pci_device_id`: a client cannot choose it"),
@@ -435,7 +435,8 @@ fn memory_nodes_are_given_and_shown_as_texts() {
         VmInfo { config, phase: Phase::Created, progress: None, memory: 0, balloon: Gauge::default(), devices: Vec::new() };
     assert_eq!(vm_info(&info)["config"]["numa"], texts);
     for (numa, part) in [
-        (json!([{"guest_numa_id": 0}]), "write each as a text"),
+        (json!([7]), "expected a text such as `id=0"),
+        (json!([{"guest_numa_id": 0}]), "write each node as a text"),
         (json!(["id=0", "id=0"]), "memory node 0 is given twice"),
         (json!(["host", "id=0"]), "give it alone"),
     ] {

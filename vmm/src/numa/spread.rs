@@ -40,7 +40,7 @@ pub fn spread(on: &HostNodes, config: &VmConfig, known: &BTreeMap<u32, HostMemor
         later = u32::try_from(more).map_or(most, |more| from + more);
         let cpus: CpuList = boot.chain(from..later).collect();
         let memory = if id + 1 == nodes { memory - part * u64::from(id) } else { part };
-        NumaNode { id, cpus, memory: Size(memory), host: Some((*host, on.placement)), distances: Vec::new() }
+        NumaNode { id, cpus, memory: Size(memory), host: Some((*host, on.placement)), distances: Vec::new(), zones: None }
     };
     Ok(NumaConfig::Nodes((0..nodes).zip(&on.nodes).map(node).collect()))
 }
