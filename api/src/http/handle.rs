@@ -173,8 +173,9 @@ fn added(answer: Result<Added, ApiError>) -> Reply {
     }
 }
 
-/// More descriptors than a request may bring.
-pub(super) fn too_many_descriptors(most: usize) -> Reply {
-    let what = format!("more than {most} descriptors came with one request");
+/// More descriptors than a request may bring, or than all that are not served yet may.
+pub(super) fn too_many_descriptors(most: usize, under_way: usize) -> Reply {
+    let what =
+        format!("more than {most} descriptors came with one request, or more than {under_way} with all that are not served yet");
     Reply::Error(ApiError::new(ErrorKind::BadRequest, what))
 }

@@ -1,11 +1,12 @@
 //! Who closes the descriptors of a request that nobody took? A thread that no client waits for: the last close of a tap waits
 //! in the kernel until nobody looks at the interface any more (linux: drivers/net/tun.c, `tun_chr_close`), tens of milliseconds
-//! for each.
+//! for each. And how many may be under way?
 
 use std::mem;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::sync::lock;
@@ -13,34 +14,66 @@ use crate::sync::lock;
 /// As many may wait to be closed; beyond that, who has them closes them.
 const MOST: usize = 1024;
 
+/// So many may have come with all requests that are not served yet: clients that begin requests and do not end them leave the process
+/// the descriptors that it needs.
+pub(super) const MOST_UNDER_WAY: usize = 256;
+
 static LEFT: Leftovers<OwnedFd> = Leftovers::new();
+
+/// How many descriptors are under way, of all connections of a server.
+#[derive(Debug, Default, Clone)]
+pub(super) struct UnderWay(Arc<AtomicUsize>);
 
 /// Descriptors that came with a request. Those that are not taken are closed elsewhere.
 #[derive(Debug, Default)]
-pub(super) struct Passed(Vec<OwnedFd>);
+pub(super) struct Passed {
+    descriptors: Vec<OwnedFd>,
+    under_way: UnderWay,
+}
 
 impl Passed {
-    pub(super) fn push(&mut self, descriptor: OwnedFd) {
-        self.0.push(descriptor);
+    /// None yet.
+    pub(super) fn new(under_way: &UnderWay) -> Self {
+        Self { descriptors: Vec::new(), under_way: under_way.clone() }
+    }
+
+    /// One more; gives it back if [`MOST_UNDER_WAY`] are under way.
+    pub(super) fn push(&mut self, descriptor: OwnedFd) -> Result<(), OwnedFd> {
+        if self.under_way.0.load(Ordering::Relaxed) >= MOST_UNDER_WAY {
+            return Err(descriptor);
+        }
+        self.under_way.0.fetch_add(1, Ordering::Relaxed);
+        self.descriptors.push(descriptor);
+        Ok(())
     }
 
     /// All of them, for who uses them.
     pub(super) fn take(mut self) -> Vec<OwnedFd> {
-        mem::take(&mut self.0)
+        self.empty()
     }
+
+    fn empty(&mut self) -> Vec<OwnedFd> {
+        self.under_way.0.fetch_sub(self.descriptors.len(), Ordering::Relaxed);
+        mem::take(&mut self.descriptors)
+    }
+}
+
+/// Closes what nobody takes, where no client waits for it.
+pub(super) fn close(descriptors: Vec<OwnedFd>) {
+    LEFT.add(descriptors);
 }
 
 impl Deref for Passed {
     type Target = [OwnedFd];
 
     fn deref(&self) -> &[OwnedFd] {
-        &self.0
+        &self.descriptors
     }
 }
 
 impl Drop for Passed {
     fn drop(&mut self) {
-        LEFT.add(mem::take(&mut self.0));
+        close(self.empty());
     }
 }
 

@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::framing::HEAD;
 use super::handle::{Request, Service, too_many_descriptors};
-use super::passed::Passed;
+use super::passed::{MOST_UNDER_WAY, Passed, UnderWay};
 use super::reply::{Reply, unread};
 use super::socket::{ListenError, Listening};
 use super::transport::{Incoming, MAX_DESCRIPTORS, Owed, Transport};
@@ -149,6 +149,8 @@ struct Serving {
     /// Woken when a connection ends, and for every one when the server does.
     changed: Notify,
     connections: RefCell<Vec<Rc<Connection>>>,
+    /// Descriptors that came with requests.
+    under_way: UnderWay,
 }
 
 struct Connection {
@@ -175,7 +177,8 @@ impl Connection {
 
 impl Serving {
     fn new(service: Service, limits: Limits) -> Rc<Self> {
-        Rc::new(Self { service, limits, closing: Cell::new(false), changed: Notify::new(), connections: RefCell::default() })
+        let (closing, changed, connections) = (Cell::new(false), Notify::new(), RefCell::default());
+        Rc::new(Self { service, limits, closing, changed, connections, under_way: UnderWay::default() })
     }
 
     async fn run(self: Rc<Self>, listener: UnixListener, mut closed: oneshot::Receiver<Duration>) {
@@ -213,7 +216,7 @@ impl Serving {
                     failing = false;
                     self.room().await;
                     let connection = Rc::new(Connection {
-                        incoming: Incoming::new(self.limits.unfinished),
+                        incoming: Incoming::new(self.limits.unfinished, self.under_way.clone()),
                         since: Instant::now(),
                         end: Notify::new(),
                         leave: Cell::new(Leave::No),
@@ -345,7 +348,7 @@ impl Serving {
         let descriptors = incoming.complete();
         match (collected, descriptors) {
             (Ok(body), Some(descriptors)) => Ok((body.to_bytes().into(), descriptors)),
-            (Ok(_), None) => Err(Refusal { reply: too_many_descriptors(MAX_DESCRIPTORS), close: false }),
+            (Ok(_), None) => Err(Refusal { reply: too_many_descriptors(MAX_DESCRIPTORS, MOST_UNDER_WAY), close: false }),
             (Err(error), _) if error.is::<http_body_util::LengthLimitError>() => {
                 incoming.linger();
                 Err(too_long())

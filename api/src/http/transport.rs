@@ -27,7 +27,7 @@ use tokio::net::UnixStream;
 use tokio::time::{Duration, Instant, Sleep, sleep_until};
 
 use super::framing::{Framing, HeadError};
-use super::passed::Passed;
+use super::passed::{Passed, UnderWay, close};
 
 /// Descriptors that a request may bring.
 pub(super) const MAX_DESCRIPTORS: usize = 64;
@@ -53,6 +53,7 @@ pub(super) struct Incoming {
     /// Since when.
     since: Cell<Instant>,
     limit: Duration,
+    under_way: UnderWay,
     spoke: Cell<bool>,
     unread: Cell<bool>,
     refused: Cell<Option<HeadError>>,
@@ -77,13 +78,14 @@ enum Phase {
 }
 
 impl Incoming {
-    /// A connection whose requests may take `limit` each.
-    pub(super) fn new(limit: Duration) -> Rc<Self> {
+    /// A connection whose requests may take `limit` each, of a server with descriptors `under_way`.
+    pub(super) fn new(limit: Duration, under_way: UnderWay) -> Rc<Self> {
         Rc::new(Self {
             brought: RefCell::default(),
             phase: Cell::new(Phase::Between),
             since: Cell::new(Instant::now()),
             limit,
+            under_way,
             spoke: Cell::new(false),
             unread: Cell::new(false),
             refused: Cell::new(None),
@@ -124,7 +126,7 @@ impl Incoming {
         }
     }
 
-    /// All of it is there. Returns its descriptors, or `None` if there were more than [`MAX_DESCRIPTORS`].
+    /// All of it is there. Returns its descriptors, or `None` if there were more than [`MAX_DESCRIPTORS`], or too many under way.
     pub(super) fn complete(&self) -> Option<Passed> {
         self.go_to(Phase::Complete);
         let brought = self.brought.borrow_mut().pop_front().unwrap_or_default();
@@ -153,7 +155,7 @@ impl Incoming {
     /// So many requests have begun, and `brought` came with the last byte.
     fn note(&self, begun: usize, brought: Brought) {
         let mut requests = self.brought.borrow_mut();
-        requests.extend((0..begun).map(|_| Brought::default()));
+        requests.extend((0..begun).map(|_| Brought::none(&self.under_way)));
         // What comes between two requests is for none.
         if let Some(last) = requests.back_mut() {
             last.too_many |= brought.too_many;
@@ -163,16 +165,19 @@ impl Incoming {
 }
 
 impl Brought {
+    fn none(under_way: &UnderWay) -> Self {
+        Self { descriptors: Passed::new(under_way), too_many: false }
+    }
+
     fn keep(&mut self, descriptors: impl IntoIterator<Item = OwnedFd>) {
-        let mut more = Passed::default();
+        let mut more = Vec::new();
         for descriptor in descriptors {
-            if self.descriptors.len() < MAX_DESCRIPTORS {
-                self.descriptors.push(descriptor);
-            } else {
-                self.too_many = true;
-                more.push(descriptor);
-            }
+            let room = self.descriptors.len() < MAX_DESCRIPTORS;
+            let kept = if room { self.descriptors.push(descriptor) } else { Err(descriptor) };
+            more.extend(kept.err());
         }
+        self.too_many |= !more.is_empty();
+        close(more);
     }
 }
 
@@ -245,7 +250,8 @@ impl Transport {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = recvmsg(&*self.stream, &mut [IoSliceMut::new(&mut buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-        let mut brought = Brought { too_many: got.flags.contains(ReturnFlags::CTRUNC), ..Brought::default() };
+        let mut brought = Brought::none(&self.incoming.under_way);
+        brought.too_many = got.flags.contains(ReturnFlags::CTRUNC);
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
                 brought.keep(descriptors);

@@ -233,6 +233,34 @@ fn clients_that_hang_up_at_any_byte_do_no_harm() {
 }
 
 #[test]
+fn requests_that_do_not_end_keep_256_descriptors_and_no_more() {
+    let vmm = Vmm::start();
+    let file = File::open("/dev/null").unwrap();
+    let ping = b"GET /api/v1/vmm.ping HTTP/1.1\r\n\r\n";
+    let halves: Vec<_> = (0..6)
+        .map(|_| {
+            let mut half = vmm.connect();
+            half.send_with(&ping[..10], &[file.as_fd(); 60]);
+            half
+        })
+        .collect();
+    // Answered on a connection that was made later, so what came before has been looked at.
+    let mut client = vmm.connect();
+    assert_eq!(client.status("GET", "vmm.ping", ""), 200, "who brings none is served");
+    client.send_with(ping, &[file.as_fd()]);
+    let refused = client.receive().unwrap();
+    assert_eq!(refused.status(), 400);
+    assert!(refused.json()[0].as_str().unwrap().contains("more than 256 with all"), "{}", refused.json());
+    let statuses = halves.into_iter().map(|mut half| {
+        half.send(&ping[10..]);
+        half.receive().unwrap().status()
+    });
+    assert_eq!(statuses.filter(|status| *status == 200).count(), 4);
+    client.send_with(ping, &[file.as_fd(); 60]);
+    assert_eq!(client.receive().unwrap().status(), 200, "there is room again");
+}
+
+#[test]
 fn more_descriptors_than_a_request_may_bring_are_refused_and_closed() {
     let vmm = Vmm::start();
     let mut client = vmm.connect();
