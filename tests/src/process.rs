@@ -203,6 +203,16 @@ impl Session {
         Some((count("fd")?, count("task")?)).filter(|(descriptors, _)| *descriptors > 0)
     }
 
+    /// The same without the descriptors of standard error, of which the log opens one with its first line.
+    #[must_use]
+    pub fn usage_without_log(&self) -> Option<(usize, usize)> {
+        let folder = format!("/proc/{}/fd", self.id());
+        let standard_error = std::fs::read_link(format!("{folder}/2")).ok()?;
+        let targets = std::fs::read_dir(&folder).ok()?.flatten().map(|entry| std::fs::read_link(entry.path()));
+        let others = targets.filter(|target| target.as_ref().ok() != Some(&standard_error)).count();
+        self.usage().map(|(_, threads)| (others, threads))
+    }
+
     /// Processor time that the main thread has used.
     #[must_use]
     pub fn processor_time(&self) -> Duration {

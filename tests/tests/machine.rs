@@ -111,7 +111,7 @@ fn resets_use_up_no_descriptors_and_no_threads() {
     let samples: Vec<_> = (1..=23)
         .map(|number| {
             session.expect(&format!("boot {number} functions 18\n"));
-            session.usage().unwrap_or_default()
+            session.usage_without_log().unwrap_or_default()
         })
         .collect();
     let (early, late) = samples.split_at(8);
