@@ -102,7 +102,7 @@ def _status_fault(guest, part):
     if part.status is None:
         return "it was still running when the host was ended"
     if part.status in TIMED_OUT and guest.exit not in TIMED_OUT:
-        return f"it was ended after {guest.seconds} s"
+        return f"it was ended, within its {guest.seconds} s or after them"
     return "" if part.status == guest.exit else f"it was {part.status}"
 
 
