@@ -37,7 +37,7 @@ use expected::ExpectedError;
 use show::{Findings, INTRODUCTION, Seen};
 
 const PROBE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe.elf"));
-const TOPOLOGY: &str = include_str!("../../../resources/topologies/a100x.toml");
+const TOPOLOGY: &str = include_str!("../../resources/topologies/a100x.toml");
 const RAM: u64 = 64 << 20;
 /// How long the guest may take.
 const LIMIT: Duration = Duration::from_secs(10);

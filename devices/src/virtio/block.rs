@@ -13,7 +13,7 @@ mod request;
 mod tests;
 #[cfg(test)]
 #[cfg(not(without_io_uring))]
-#[path = "tests.rs"]
+#[path = "block/tests.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same tests, with the other engine")]
 mod tests_by_uring;
 mod uring;
