@@ -86,6 +86,16 @@ pub enum BarPiece {
     },
 }
 
+impl BarPiece {
+    /// Where it starts, from the BAR's start, bytes.
+    #[must_use]
+    pub const fn offset(&self) -> u64 {
+        match self {
+            Self::Trapped { offset, .. } | Self::Direct { offset, .. } => *offset,
+        }
+    }
+}
+
 /// A register whose writes do nothing but wake somebody, whatever their length and value. The machine may signal the event
 /// in place of an access, by an ioeventfd; a read may signal it as well, since processors do not tell KVM the direction
 /// (linux: arch/x86/kvm/vmx/vmx.c, `handle_ept_misconfig`).

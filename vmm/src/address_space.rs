@@ -15,20 +15,21 @@ use pci::seams::{DmaError, DmaPort};
 use pci::sync::{lock, read, write};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryMmap, VolatileSlice};
 
+/// A part of a BAR whose function is asked.
+pub struct Trapped {
+    /// Which function.
+    pub function: Shared,
+    /// Which BAR.
+    pub bar: BarIndex,
+    /// Where the part starts, from the BAR's start.
+    pub offset: u64,
+    /// Where accesses are counted.
+    pub accesses: Arc<Accesses>,
+}
+
 /// What answers in a window.
-#[derive(Clone)]
-pub enum Answer {
-    /// The function, at `offset` of its BAR.
-    Function {
-        /// Which.
-        function: Shared,
-        /// Which BAR.
-        bar: BarIndex,
-        /// From the BAR's start.
-        offset: u64,
-        /// Where accesses are counted.
-        accesses: Arc<Accesses>,
-    },
+enum Answer {
+    Function(Trapped),
     /// Memory of this process.
     Memory(Pages),
 }
@@ -66,6 +67,35 @@ struct Windows {
     ended: bool,
 }
 
+/// What answers an access that lies in one window.
+enum Found<'a> {
+    /// The function, at this offset of its BAR.
+    Function(&'a Trapped, u64),
+    /// These bytes.
+    Memory(VolatileSlice<'a>),
+}
+
+impl Windows {
+    /// Who answers for `len` bytes from `at`; `None` if no window holds all of them.
+    fn find(&self, at: u64, len: usize) -> Option<Found<'_>> {
+        let (start, window) = self.by_address.range(..=at).next_back()?;
+        let inside = at - start;
+        if inside.checked_add(u64::try_from(len).ok()?)? > window.len {
+            return None;
+        }
+        match &window.answer {
+            Answer::Function(part) => Some(Found::Function(part, part.offset + inside)),
+            Answer::Memory(pages) => {
+                let address = usize::try_from(pages.host_address.checked_add(inside)?).ok()?;
+                // SAFETY: the bytes lie in the window, as was just checked, and its memory stays mapped and writable until the
+                // window is closed (`open_memory`). That takes the windows exclusively, and the result borrows them. Guests
+                // write to the same bytes, hence volatile.
+                Some(Found::Memory(unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(address), len) }))
+            }
+        }
+    }
+}
+
 /// Guest-physical memory outside RAM's slots, and RAM for those who do not run in the guest.
 pub struct AddressSpace {
     ram: Memory,
@@ -79,9 +109,22 @@ impl AddressSpace {
         Arc::new(Self { ram, windows: RwLock::default() })
     }
 
-    /// Opens a window. The caller keeps windows from overlapping; memory stays mapped until the window is closed.
-    pub fn open(&self, at: u64, len: u64, answer: Answer) {
-        self.write_windows().by_address.insert(at, Window { len, answer });
+    /// Opens a window of `len` bytes in which a function answers. The caller keeps windows from overlapping.
+    pub fn open(&self, at: u64, len: u64, part: Trapped) {
+        self.insert(at, Window { len, answer: Answer::Function(part) });
+    }
+
+    /// As [`AddressSpace::open`], for a window in which memory of this process answers.
+    ///
+    /// # Safety
+    /// `len` bytes of `pages` must stay mapped, readable and writable, until the window is closed, and have no Rust references
+    /// into them.
+    pub unsafe fn open_memory(&self, at: u64, len: u64, pages: Pages) {
+        self.insert(at, Window { len, answer: Answer::Memory(pages) });
+    }
+
+    fn insert(&self, at: u64, window: Window) {
+        self.write_windows().by_address.insert(at, window);
     }
 
     /// Closes the window that starts at `at`. No access to its memory is under way when this returns.
@@ -115,12 +158,11 @@ impl AddressSpace {
     fn read_window(&self, at: u64, data: &mut [u8]) -> Option<()> {
         let (function, bar, offset) = {
             let windows = self.read_windows();
-            let (answer, inside) = find(&windows.by_address, at, data.len())?;
-            match answer {
-                Answer::Memory(pages) => return volatile(*pages, inside, data.len())?.read_slice(data, 0).ok(),
-                Answer::Function { function, bar, offset, accesses } => {
-                    accesses.reads.fetch_add(1, Ordering::Relaxed);
-                    (Arc::clone(function), *bar, offset + inside)
+            match windows.find(at, data.len())? {
+                Found::Memory(bytes) => return bytes.read_slice(data, 0).ok(),
+                Found::Function(part, offset) => {
+                    part.accesses.reads.fetch_add(1, Ordering::Relaxed);
+                    (Arc::clone(&part.function), part.bar, offset)
                 }
             }
         };
@@ -131,12 +173,11 @@ impl AddressSpace {
     fn write_window(&self, at: u64, data: &[u8]) -> Option<()> {
         let (function, bar, offset) = {
             let windows = self.read_windows();
-            let (answer, inside) = find(&windows.by_address, at, data.len())?;
-            match answer {
-                Answer::Memory(pages) => return volatile(*pages, inside, data.len())?.write_slice(data, 0).ok(),
-                Answer::Function { function, bar, offset, accesses } => {
-                    accesses.writes.fetch_add(1, Ordering::Relaxed);
-                    (Arc::clone(function), *bar, offset + inside)
+            match windows.find(at, data.len())? {
+                Found::Memory(bytes) => return bytes.write_slice(data, 0).ok(),
+                Found::Function(part, offset) => {
+                    part.accesses.writes.fetch_add(1, Ordering::Relaxed);
+                    (Arc::clone(&part.function), part.bar, offset)
                 }
             }
         };
@@ -158,21 +199,6 @@ impl AddressSpace {
     fn write_windows(&self) -> RwLockWriteGuard<'_, Windows> {
         write(&self.windows)
     }
-}
-
-/// The window that holds all `len` bytes from `at`, and how far into it they start.
-fn find(windows: &BTreeMap<u64, Window>, at: u64, len: usize) -> Option<(&Answer, u64)> {
-    let (start, window) = windows.range(..=at).next_back()?;
-    let inside = at - start;
-    let end = inside.checked_add(u64::try_from(len).ok()?)?;
-    (end <= window.len).then_some((&window.answer, inside))
-}
-
-fn volatile<'a>(pages: Pages, offset: u64, len: usize) -> Option<VolatileSlice<'a>> {
-    let address = usize::try_from(pages.host_address.checked_add(offset)?).ok()?;
-    // SAFETY: `find` keeps offset and length inside the window, whose memory stays mapped while it is open; the read lock
-    // that the callers hold keeps it open. Guests write to the same bytes, hence volatile.
-    Some(unsafe { VolatileSlice::new(std::ptr::with_exposed_provenance_mut(address), len) })
 }
 
 /// An emulated function's DMA: the same addresses as a vCPU's, while bus mastering is on.
@@ -311,7 +337,7 @@ mod tests {
         let function: Shared =
             Arc::new(Mutex::new(StubFunction::new("stub0", &spec, Arc::new(FakeMsi::default()), None, Arc::new(dma)).unwrap()));
         let (kept, accesses) = (Arc::downgrade(&function), Arc::<Accesses>::default());
-        space.open(0x1000_0000, 4096, Answer::Function { function, bar: 0, offset: 0, accesses: Arc::clone(&accesses) });
+        space.open(0x1000_0000, 4096, Trapped { function, bar: 0, offset: 0, accesses: Arc::clone(&accesses) });
         let mut magic = [0; 4];
         space.read(0x1000_0000, &mut magic);
         assert_eq!((accesses.reads(), accesses.writes()), (1, 0));

@@ -22,7 +22,7 @@ use pci::mirror::Mirror;
 use pci::sync::lock;
 use pci::topology::Window;
 
-use crate::address_space::{Accesses, AddressSpace, Answer};
+use crate::address_space::{Accesses, AddressSpace, Trapped};
 use crate::kvm::{Doorbells, Slots};
 use crate::mirrors::Mirrors;
 use crate::slot_events::SlotEvents;
@@ -348,8 +348,8 @@ impl Mapper {
             && std::mem::replace(&mut mapped.reachable, false)
         {
             let at = mapped.at;
-            for (offset, ..) in self.pieces(key) {
-                self.space.close(at + offset);
+            for piece in self.pieces(key) {
+                self.space.close(at + piece.offset());
             }
             self.tell_moved();
         }
@@ -481,27 +481,22 @@ impl Mapper {
     fn open(&mut self, key: (FunctionId, BarIndex), at: u64) {
         let accesses = Arc::clone(self.accesses.entry(key).or_default());
         let Some(endpoint) = self.endpoints.get(&key.0) else { return };
-        for (offset, len, pages) in self.pieces(key) {
-            let answer = match pages {
-                Some(pages) => Answer::Memory(pages),
-                None => {
+        for piece in self.pieces(key) {
+            match *piece {
+                BarPiece::Trapped { offset, len } => {
                     let (function, accesses) = (Arc::clone(&endpoint.function), Arc::clone(&accesses));
-                    Answer::Function { function, bar: key.1, offset, accesses }
+                    self.space.open(at + offset, len, Trapped { function, bar: key.1, offset, accesses });
                 }
-            };
-            self.space.open(at + offset, len, answer);
+                // SAFETY: a function keeps the memory of its direct pieces mapped while it is attached (`pci::function::Pages`),
+                // and its windows are closed before: by `hide` when it leaves, by `close` when the machine ends.
+                BarPiece::Direct { offset, len, pages } => unsafe { self.space.open_memory(at + offset, len, pages) },
+            }
         }
     }
 
-    fn pieces(&self, key: (FunctionId, BarIndex)) -> Vec<(u64, u64, Option<pci::function::Pages>)> {
-        let pieces = self.endpoints.get(&key.0).and_then(|endpoint| endpoint.bars.get(&key.1));
-        let pieces = pieces.into_iter().flat_map(|(_, pieces)| pieces);
-        pieces
-            .map(|piece| match *piece {
-                BarPiece::Trapped { offset, len } => (offset, len, None),
-                BarPiece::Direct { offset, len, pages } => (offset, len, Some(pages)),
-            })
-            .collect()
+    fn pieces(&self, key: (FunctionId, BarIndex)) -> &[BarPiece] {
+        let bar = self.endpoints.get(&key.0).and_then(|endpoint| endpoint.bars.get(&key.1));
+        bar.map_or(&[], |(_, pieces)| pieces)
     }
 }
 

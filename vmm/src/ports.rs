@@ -203,7 +203,7 @@ mod tests {
     use pci::testing::{FakeDma, FakeMsi};
 
     use super::*;
-    use crate::address_space::Answer;
+    use crate::address_space::Trapped;
 
     const ONE_BYTE: u16 = 0x92;
 
@@ -245,7 +245,7 @@ mod tests {
         let function: Shared =
             Arc::new(Mutex::new(StubFunction::new("a", &spec, Arc::new(FakeMsi::default()), None, dma).unwrap()));
         let (bus, space) = (bus().0, nothing());
-        space.open(PORTS | 0xC020, 32, Answer::Function { function, bar: 0, offset: 0, accesses: Arc::default() });
+        space.open(PORTS | 0xC020, 32, Trapped { function, bar: 0, offset: 0, accesses: Arc::default() });
         write(&bus.0, &space, 0xC024, &[1, 2, 3, 4]);
         let seen = |port, len| {
             let mut data = vec![0; len];
