@@ -5,6 +5,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use arch::memory_map::Ecam;
+use arch::ports;
 use devices::legacy::ResetControl;
 use pci::address::Sbdf;
 use pci::cf8::AddressLatch;
@@ -34,19 +35,16 @@ pub struct Tree {
     pub effects: Vec<Effect>,
 }
 
-/// First of the eight configuration ports.
-const CONFIG_PORTS: u16 = 0xCF8;
-
 impl PciBus {
-    /// Answers in `windows`, and at the ports 0xCF8 and 0xCFC if `ports`. Everything that the programmed state lets through
+    /// Answers in `windows`, and at the ports 0xCF8 and 0xCFC if it `answers_ports`. Everything that the programmed state lets through
     /// is mapped when this returns.
     #[must_use]
-    pub fn new(mut hierarchy: Hierarchy, mut mapper: Mapper, windows: Vec<Ecam>, ports: bool) -> Self {
+    pub fn new(mut hierarchy: Hierarchy, mut mapper: Mapper, windows: Vec<Ecam>, answers_ports: bool) -> Self {
         let mut effects = Vec::new();
         hierarchy.start(&mut effects);
         mapper.apply(&effects);
         effects.clear();
-        Self { tree: Mutex::new(Tree { hierarchy, mapper, effects }), windows, latch: ports.then(AddressLatch::default) }
+        Self { tree: Mutex::new(Tree { hierarchy, mapper, effects }), windows, latch: answers_ports.then(AddressLatch::default) }
     }
 
     /// Whether the ports 0xCF8 and 0xCFC are answered.
@@ -58,7 +56,7 @@ impl PciBus {
     /// Whether `port` is part of the configuration mechanism and answered. 0xCF9 is a reset register.
     #[must_use]
     pub fn is_config_port(&self, port: u16) -> bool {
-        self.latch.is_some() && (CONFIG_PORTS..CONFIG_PORTS + 8).contains(&port) && port != CONFIG_PORTS + 1
+        self.latch.is_some() && (ports::CONFIG_ADDRESS..ports::CONFIG_DATA + 4).contains(&port) && port != ports::RESET
     }
 
     /// The segment and offset of an access that lies wholly in an ECAM window.
