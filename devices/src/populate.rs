@@ -14,7 +14,8 @@ pub fn populate(host: u64, len: u64, progress: &dyn Fn(u64) -> bool) -> io::Resu
         let chunk = PIECE.min(len - done);
         let (address, bytes) = (usize::try_from(host + done), usize::try_from(chunk));
         let (Ok(address), Ok(bytes)) = (address, bytes) else { return Err(io::ErrorKind::OutOfMemory.into()) };
-        // SAFETY: the range lies in a mapping that the caller borrows; the advice changes no content.
+        // SAFETY: whatever the range is, the advice changes neither content nor mappings: pages that are missing come as a write
+        // of the same bytes would bring them, and what is not mapped or not writable is an error.
         if unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), bytes, libc::MADV_POPULATE_WRITE) } != 0 {
             return Err(io::Error::last_os_error());
         }

@@ -51,7 +51,7 @@ pub fn create(ranges: &[Range], backing: Backing) -> Result<GuestMemoryMmap, Mem
         let file = if backing.shared { Some(memory_file(range.len(), backing.huge_page).map_err(failed)?) } else { None };
         let region = MmapRegion::build(file, len, prot, flags).map_err(|error| failed(io::Error::other(error)))?;
         if backing.transparent_huge_pages && backing.huge_page.is_none() {
-            advise(region.as_ptr(), len, libc::MADV_HUGEPAGE);
+            want_huge_pages(region.as_ptr(), len);
         }
         let region = GuestRegionMmap::new(region, GuestAddress(range.start));
         regions.push(region.ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?);
@@ -110,9 +110,10 @@ fn mmap_flags(backing: Backing) -> i32 {
     libc::MAP_ANONYMOUS | libc::MAP_PRIVATE | pages
 }
 
-fn advise(address: *mut u8, len: usize, advice: i32) {
-    // SAFETY: the range is one whole mapping that the caller owns; the advice changes no content.
-    if unsafe { libc::madvise(address.cast(), len, advice) } != 0 {
+fn want_huge_pages(address: *mut u8, len: usize) {
+    // SAFETY: whatever the range is, MADV_HUGEPAGE changes neither content nor mappings, only which pages come when they are
+    // touched.
+    if unsafe { libc::madvise(address.cast(), len, libc::MADV_HUGEPAGE) } != 0 {
         log::debug!("no transparent huge pages: {}", io::Error::last_os_error());
     }
 }

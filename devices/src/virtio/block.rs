@@ -198,7 +198,7 @@ struct Chosen {
     complaints: Mutex<Complaints>,
     /// Makes an io_uring.
     open: fn() -> io::Result<Uring>,
-    /// Of queues that were served before: a guest may reset its disk as often as it likes.
+    /// Of queues that were served before: a guest may reset its disk as often as it likes. Never locked with `complaints`.
     spare: Mutex<Vec<Uring>>,
 }
 

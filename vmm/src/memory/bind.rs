@@ -60,8 +60,8 @@ fn set_policy(host: u64, len: u64, node: u32, policy: MemoryPolicy) -> io::Resul
     };
     // The kernel takes one bit less than it is told.
     let bits = u64::from(node / WORD + 1) * u64::from(WORD) + 1;
-    // SAFETY: the range lies in a mapping that the caller borrows, and the policy of its pages changes no content. The mask
-    // has the bits that the call reads, which are one less than `bits`.
+    // SAFETY: whatever the range is, where its pages come from changes neither content nor what is mapped. The mask has the bits
+    // that the call reads, which are one less than `bits`.
     let done = unsafe { libc::syscall(libc::SYS_mbind, host, len, mode, mask.as_ptr(), bits, 0) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

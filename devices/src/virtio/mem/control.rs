@@ -115,7 +115,9 @@ pub struct MemControl {
     /// Held while blocks change, and while devices of the host are let to them, which may take long: who serves the guest's
     /// requests does not wait for it. Taken before `numbers`.
     blocks: Mutex<Blocks>,
+    /// Held while the driver is interrupted; taken with neither of the two above.
     signals: Mutex<Option<Arc<Signals>>>,
+    /// Called with it locked: it must not wait.
     changed: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
 }
 

@@ -26,6 +26,7 @@ pub struct Server {
     config_len: u16,
     /// What was offered first.
     features: u64,
+    /// Of the three locks here one is held at a time, and none while the server is spoken to.
     connection: Mutex<Arc<Connection>>,
     /// The device's configuration as the server last told it; nothing if it is not asked for.
     config: Mutex<Vec<u8>>,
