@@ -10,6 +10,7 @@
 //! | how does a guest drive a paravirtual device, and what serves its disk? | [`virtio`] |
 //! | what happens to a guest that stands still? | [`watchdog`] |
 //! | how are threads held while the machine is paused? | [`gate`] |
+//! | how is an eventfd made and borrowed? | [`eventfd`] |
 //! | which pages of memory must be written down? | [`pagemap`] |
 //! | how does memory of this process get its pages? | [`populate`] |
 //!
@@ -18,6 +19,7 @@
 
 pub mod acpi;
 pub mod complaints;
+pub mod eventfd;
 pub mod gate;
 pub mod legacy;
 pub mod pagemap;

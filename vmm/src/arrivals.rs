@@ -9,8 +9,9 @@ use std::thread;
 
 use api::command::{Added, Reply};
 use api::error::{ApiError, ErrorKind};
+use devices::eventfd;
 use pci::topology::Name;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::backends::{Backend, BackendError};
 use crate::spec::Virtio;
@@ -43,7 +44,7 @@ impl Arrivals {
     /// Nobody is on the way.
     pub fn new() -> io::Result<Self> {
         let (sender, receiver) = mpsc::channel();
-        let event = Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?);
+        let event = Arc::new(eventfd::new()?);
         Ok(Self { sender, receiver, event, on_their_way: Vec::new(), met: 0 })
     }
 

@@ -1,9 +1,8 @@
 //! Answers commands between two machines: one was reset, and the next one waits until functions of the host can reach memory.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
-
 use api::command::{Command, Reply};
 use api::error::{ApiError, ErrorKind};
+use devices::eventfd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::groundwork::{Groundwork, GroundworkError, Preparation, TICK};
@@ -30,8 +29,7 @@ pub fn lay(ground: Groundwork, service: &mut Service<'_>) -> Result<Option<Groun
 }
 
 fn wait(laying: &Preparation<Groundwork>, service: &Service<'_>) -> Result<(), GroundworkError> {
-    // SAFETY: the event outlives the wait: `laying` is borrowed until its end.
-    let event = unsafe { BorrowedFd::borrow_raw(laying.event().as_raw_fd()) };
+    let event = eventfd::borrow(laying.event());
     let mut waited = [PollFd::new(service.inbox, PollFlags::IN), PollFd::from_borrowed_fd(event, PollFlags::IN)];
     // A signal breaks the work off, and with it the wait.
     let limit = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };

@@ -5,8 +5,9 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Mutex;
 
+use devices::eventfd;
 use pci::sync::lock;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 /// Processors whose threads are to end.
 #[derive(Debug)]
@@ -18,7 +19,7 @@ pub struct Ejected {
 impl Ejected {
     /// None yet.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { numbers: Mutex::default(), event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)? })
+        Ok(Self { numbers: Mutex::default(), event: eventfd::new()? })
     }
 
     /// The guest gave `number` back. Returns at once.

@@ -23,7 +23,7 @@ use thiserror::Error;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 pub use lay::{Lay, fixed, threads, touch_in_background};
-pub use work::{Preparation, Work, event};
+pub use work::{Preparation, Work};
 
 use crate::host;
 use crate::kvm::{KvmError, Vm};

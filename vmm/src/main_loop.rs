@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use devices::eventfd;
 use devices::legacy::{Console, Drained, InputLine, PowerEvent};
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps};
 use pci::sync::lock;
 use thiserror::Error;
 use vmm_sys_util::epoll::EventSet;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::signals::Signals;
 use crate::vcpu::Ended;
@@ -68,7 +69,7 @@ pub struct Ending {
 impl Ending {
     /// Nobody said anything yet.
     pub fn new() -> io::Result<Arc<Self>> {
-        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        let event = eventfd::new()?;
         Ok(Arc::new(Self { first: Mutex::new(None), event, stop: Arc::default() }))
     }
 

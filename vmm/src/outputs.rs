@@ -12,13 +12,14 @@ use api::events::Event;
 use api::http::Listening;
 use api::info::Phase;
 use devices::complaints::FailureSink;
+use devices::eventfd;
 use devices::legacy::console::Discard;
 use devices::legacy::{Console, ConsoleSink, InputLine, Line, Panic, PanicSink, PowerEvent};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::stdio::{stdin, stdout};
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::between;
 use crate::changes::Changes;
@@ -137,7 +138,7 @@ impl Outputs {
         mut service: Option<&mut Service<'_>>,
         mut saved: Option<&Saved>,
     ) -> Result<End, RunError> {
-        let resume = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RunError::Event)?);
+        let resume = Arc::new(eventfd::new().map_err(RunError::Event)?);
         let events = service.as_ref().map(|service| service.published.events().clone());
         let tell: Tell = Arc::new(move |event| {
             if let Some(events) = &events {

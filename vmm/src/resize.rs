@@ -19,6 +19,7 @@ use api::info::Progress;
 use arch::memory_map::Range;
 use devices::acpi::MemoryDevice;
 use devices::complaints::chain;
+use devices::eventfd;
 use devices::virtio::mem::MemControl;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
@@ -100,7 +101,7 @@ impl Resizer {
         mut extent: Extent,
         blocks: Vec<Arc<MemControl>>,
     ) -> io::Result<Self> {
-        let done = Arc::new(groundwork::event()?);
+        let done = Arc::new(eventfd::new()?);
         for control in &blocks {
             let done = Arc::clone(&done);
             control.on_change(Box::new(move || {

@@ -1,7 +1,6 @@
 //! Serves the API: waits for commands while no machine runs, and runs one when it is asked to.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use api::error::{ApiError, ErrorKind};
 use api::events::Event;
 use api::http::{Limits, ServeError as ServerError, Server};
 use api::info::{Gauge, Phase, Published, VmInfo};
+use devices::eventfd;
 use pci::topology::Name;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
@@ -121,11 +121,8 @@ impl State<'_> {
 
     /// Waits until something happens, or a moment while memory is on its way.
     fn wait(&self) -> Result<(), ServeError> {
-        // SAFETY: the descriptor of the signals' event is never closed.
-        let signal = unsafe { BorrowedFd::borrow_raw(self.signals.event().as_raw_fd()) };
-        let event = self.vm.as_ref().and_then(Waiting::event);
-        // SAFETY: the event outlives the wait: `self` is borrowed until its end.
-        let event = event.map(|event| unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) });
+        let signal = eventfd::borrow(self.signals.event());
+        let event = self.vm.as_ref().and_then(Waiting::event).map(eventfd::borrow);
         let mut waited = vec![PollFd::new(self.inbox, PollFlags::IN), PollFd::from_borrowed_fd(signal, PollFlags::IN)];
         waited.extend(event.map(|event| PollFd::from_borrowed_fd(event, PollFlags::IN)));
         let ends = self.vm.as_ref().and_then(|vm| vm.backends.ends_if_any());

@@ -15,6 +15,7 @@ use api::events::Event;
 use api::info::{DeviceInfo, Gauge, Phase, Published, VmInfo};
 
 use devices::complaints::chain;
+use devices::eventfd;
 use devices::virtio::balloon::BalloonControl;
 use pci::topology::Name;
 use vmm_sys_util::eventfd::EventFd;
@@ -23,7 +24,7 @@ use crate::additions;
 use crate::arrivals::{Arrival, Arrivals};
 use crate::backends::Backend;
 use crate::changes::Changes;
-use crate::groundwork::{self, Preparation, TICK};
+use crate::groundwork::{Preparation, TICK};
 use crate::hotplug::{Coming, HotPlug, HotPlugError};
 use crate::inject;
 use crate::listing;
@@ -124,7 +125,7 @@ impl<'a, 's> Session<'a, 's> {
             log::warn!("memory is not touched ahead of devices that may come: {}", chain(&error));
             None
         });
-        let (written, ends) = (Arc::new(groundwork::event()?), machine.backends().ends()?.as_raw_fd());
+        let (written, ends) = (Arc::new(eventfd::new()?), machine.backends().ends()?.as_raw_fd());
         let (promises, plan) = (Vec::new(), design.plan);
         Ok(Self {
             service,

@@ -7,7 +7,8 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use devices::eventfd;
+use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::register_signal_handler;
 
 static EVENT: OnceLock<EventFd> = OnceLock::new();
@@ -23,7 +24,7 @@ impl Signals {
         let event = match EVENT.get() {
             Some(event) => event,
             None => {
-                let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+                let event = eventfd::new()?;
                 EVENT.get_or_init(|| event)
             }
         };

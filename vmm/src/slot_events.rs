@@ -5,10 +5,11 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use devices::eventfd;
 use pci::function::FunctionId;
 use pci::slot::SlotEvent;
 use pci::sync::lock;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 /// Most events that wait. A guest that writes slot registers in a loop makes the same ones again and again.
 const LIMIT: usize = 1024;
@@ -29,7 +30,7 @@ pub struct SlotEvents {
 impl SlotEvents {
     /// Nothing told yet.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { waiting: Mutex::default(), moved: Mutex::default(), event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)? })
+        Ok(Self { waiting: Mutex::default(), moved: Mutex::default(), event: eventfd::new()? })
     }
 
     /// A guest told `event` about the slot of `port`. The same event twice in a row is told once.

@@ -14,9 +14,10 @@ use std::time::Instant;
 use pci::sync::lock;
 use rustix::io::Errno;
 use thiserror::Error;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::output::Output;
+use crate::eventfd;
 
 /// Bytes that the ring starts with, when it is first needed.
 pub const RING_START: usize = 64 << 10;
@@ -74,7 +75,7 @@ impl Console {
     pub fn new(output: OwnedFd) -> Result<Self, ConsoleError> {
         let number = output.as_raw_fd();
         let output = Output::new(output).map_err(|source| ConsoleError::Output { number, source })?;
-        let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(|source| ConsoleError::Event { source })?;
+        let wake = eventfd::new().map_err(|source| ConsoleError::Event { source })?;
         Ok(Self { ring: Mutex::default(), chunk: Mutex::default(), output, wake })
     }
 

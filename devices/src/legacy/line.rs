@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
@@ -19,9 +19,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::console::{ConsoleSink, InputLine};
+use crate::eventfd;
 
 /// Most bytes that wait for a client.
 pub const RING_LIMIT: usize = 1 << 20;
@@ -85,7 +86,7 @@ impl Line {
     }
 
     fn start(name: &str, place: Place, path: Option<PathBuf>) -> io::Result<Self> {
-        let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        let wake = eventfd::new()?;
         let shared = Arc::new(Shared { state: Mutex::default(), drained: Condvar::new(), wake });
         let inside = shared.clone();
         let thread = std::thread::Builder::new().name(format!("line-{name}")).spawn(move || inside.work(place))?;
@@ -197,8 +198,7 @@ impl Shared {
 
     /// Waits for what is wanted of the client, or for one. What is ready of it, and whether it is there to be waited for.
     fn wait(&self, place: &Place, wanted: PollFlags) -> (PollFlags, bool) {
-        // SAFETY: the descriptor is open as long as `self`, which outlives the borrow.
-        let wake = unsafe { BorrowedFd::borrow_raw(self.wake.as_raw_fd()) };
+        let wake = eventfd::borrow(&self.wake);
         let attached = lock(&self.state).attached;
         let (fd, wanted, limit) = match place {
             Place::Pty(fd) if attached => (fd.as_fd(), wanted, None),

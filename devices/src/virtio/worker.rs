@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -15,8 +15,9 @@ use pci::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
+use crate::eventfd;
 use crate::gate::{Gate, Reason};
 
 /// A queue's doorbell. It lives as long as the function; a ring that nobody took yet wakes the next worker once.
@@ -26,7 +27,7 @@ pub struct Bell(EventFd);
 impl Bell {
     /// A bell that nobody has rung.
     pub fn new() -> io::Result<Self> {
-        EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map(Self)
+        eventfd::new().map(Self)
     }
 
     /// Wakes who waits for it.
@@ -45,14 +46,27 @@ impl Bell {
     /// worker should end.
     #[must_use]
     pub fn wait_or(&self, stop: &Stop, other: Option<(BorrowedFd<'_>, PollFlags)>, time: Option<Duration>) -> bool {
-        let mut waited = vec![PollFd::new(self, PollFlags::IN)];
-        waited.extend(other.map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
+        let bell = PollFd::new(self, PollFlags::IN);
         let time = time.map(timespec);
-        match poll(&mut waited, time.as_ref()) {
+        let (polled, bell) = match other {
+            Some((fd, flags)) => {
+                let mut waited = [bell, PollFd::from_borrowed_fd(fd, flags)];
+                let polled = poll(&mut waited, time.as_ref());
+                let [bell, _] = waited;
+                (polled, bell.revents())
+            }
+            None => {
+                let mut waited = [bell];
+                let polled = poll(&mut waited, time.as_ref());
+                let [bell] = waited;
+                (polled, bell.revents())
+            }
+        };
+        match polled {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return false,
         }
-        if waited.first().is_some_and(|bell| bell.revents().contains(PollFlags::IN)) {
+        if bell.contains(PollFlags::IN) {
             self.take();
         }
         !stop.ends()
@@ -95,8 +109,7 @@ pub(super) fn timespec(time: Duration) -> Timespec {
 
 impl AsFd for Bell {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open as long as `self`, which outlives the borrow.
-        unsafe { BorrowedFd::borrow_raw(self.0.as_raw_fd()) }
+        eventfd::borrow(&self.0)
     }
 }
 
@@ -141,6 +154,7 @@ impl Stop {
 #[derive(Default)]
 pub struct Crew {
     gate: Gate,
+    /// Nothing else is locked while one of these two is.
     members: Mutex<Members>,
     at_release: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -224,7 +238,8 @@ impl Workers for Crew {
 
     fn release(&self) {
         self.gate.open(Reason::Pause);
-        if let Some(act) = lock(&self.at_release).take() {
+        let act = lock(&self.at_release).take();
+        if let Some(act) = act {
             act();
         }
         // What came meanwhile rang for nobody.

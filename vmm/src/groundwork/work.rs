@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use api::info::{Progress, Step};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use devices::eventfd;
+use vmm_sys_util::eventfd::EventFd;
 
 use super::GroundworkError;
 use crate::signals::Signals;
@@ -88,7 +89,7 @@ impl<T: Send + 'static> Preparation<T> {
         work: Work,
         run: impl FnOnce(&Work) -> Result<T, GroundworkError> + Send + 'static,
     ) -> Result<Self, GroundworkError> {
-        Self::start_with(work, Arc::new(event().map_err(GroundworkError::Thread)?), run)
+        Self::start_with(work, Arc::new(eventfd::new().map_err(GroundworkError::Thread)?), run)
     }
 
     /// Begins; `done` becomes readable at the end.
@@ -147,9 +148,4 @@ impl<T> Drop for Preparation<T> {
             drop(thread.join());
         }
     }
-}
-
-/// What becomes readable when work has ended.
-pub fn event() -> io::Result<EventFd> {
-    EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
 }

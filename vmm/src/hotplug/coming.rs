@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::HotPlugError;
 use super::newcomer::Promised;
 use crate::changes::Added;
-use crate::groundwork::{self, Preparation};
+use crate::groundwork::Preparation;
 use crate::machine::Machine;
 use crate::spec::Endpoint;
 
@@ -40,7 +40,7 @@ pub struct ComingDevices {
 
 impl ComingDevices {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { devices: Vec::new(), mapping: None, broken_off: false, last: None, done: Arc::new(groundwork::event()?) })
+        Ok(Self { devices: Vec::new(), mapping: None, broken_off: false, last: None, done: Arc::new(devices::eventfd::new()?) })
     }
 
     /// Whether memory has to be made ready for the device.

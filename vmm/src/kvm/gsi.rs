@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kvm_bindings::{
@@ -15,7 +15,6 @@ use pci::function::FunctionId;
 use pci::seams::{MsiError, MsiMessage, MsiRoutes, MsiVector};
 use pci::sync::lock;
 use rustix::event::{EventfdFlags, eventfd};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::as_event;
 
@@ -147,12 +146,6 @@ impl Drop for Vector {
         // The stale entry leaves the kernel's table at the next commit; nothing can fire it any more.
         self.table.lock().messages.remove(&self.gsi);
     }
-}
-
-/// An eventfd as a borrowed descriptor.
-pub(super) fn borrow(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the descriptor is open as long as `event`, and the result borrows `event`.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
 /// Routes of the pins as KVM_CREATE_IRQCHIP makes them: 0 to 15 to both PICs and the I/O APIC, 16 to 23 to the latter.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use devices::complaints::Complaints;
+use devices::eventfd;
 use kvm_bindings::kvm_msi;
 use kvm_ioctls::VmFd;
 use log::Level;
@@ -13,9 +14,9 @@ use pci::access::halves;
 use pci::function::FunctionId;
 use pci::seams::{IntxEvents, IntxLine, MsiError, MsiEvent, MsiMessage, MsiPort, MsiVector};
 use pci::sync::lock;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
-use super::gsi::{GsiTable, borrow};
+use super::gsi::GsiTable;
 
 /// Sends messages by KVM_SIGNAL_MSI: no route, no eventfd.
 pub struct SignalMsi(pub Arc<VmFd>);
@@ -110,7 +111,9 @@ impl EdgeLine {
 pub struct SharedIntx {
     vm: Arc<VmFd>,
     gsi: u32,
+    /// How many emulated functions assert it. Held while KVM is told, so that it hears of levels in order.
     asserting: Mutex<u32>,
+    /// Ends of hardware functions. Never locked with `asserting`.
     events: Mutex<Vec<Weak<Events>>>,
 }
 
@@ -130,7 +133,7 @@ impl SharedIntx {
     /// A hardware function's end: KVM raises the wire at the trigger and tells by the resample event when the guest is
     /// done with it. Takes effect with [`SharedIntx::attach`].
     pub fn events(self: &Arc<Self>) -> io::Result<Box<dyn IntxEvents>> {
-        let (trigger, resample) = (EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?, EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let (trigger, resample) = (eventfd::new()?, eventfd::new()?);
         let events = Arc::new(Events { wire: Arc::clone(self), trigger, resample, attached: AtomicBool::new(false) });
         lock(&self.events).push(Arc::downgrade(&events));
         Ok(Box::new(EventsHandle(events)))
@@ -184,11 +187,11 @@ struct EventsHandle(Arc<Events>);
 
 impl IntxEvents for EventsHandle {
     fn trigger(&self) -> BorrowedFd<'_> {
-        borrow(&self.0.trigger)
+        eventfd::borrow(&self.0.trigger)
     }
 
     fn resample(&self) -> BorrowedFd<'_> {
-        borrow(&self.0.resample)
+        eventfd::borrow(&self.0.resample)
     }
 }
 

@@ -153,7 +153,7 @@ mod tests {
     use crate::memory::{Backing, create};
 
     fn done() -> Arc<EventFd> {
-        Arc::new(crate::groundwork::event().unwrap())
+        Arc::new(devices::eventfd::new().unwrap())
     }
 
     fn ram() -> (GuestMemoryMmap, Vec<Range>) {
