@@ -298,12 +298,12 @@ impl Factory {
     }
 
     /// Has functions reset that are `made` and were not reset when they were opened: the host does it for all of a bus at once. The
-    /// guest can use what there is when this returns.
+    /// guest can use what is made when this returns; what is open and not made yet has been reset with it where it has to be.
     pub fn reset_with_their_bus<'a>(&self, made: impl Iterator<Item = &'a Endpoint>) {
         let made = made.filter(|endpoint| endpoint.hardware);
         finish_resets(&made.filter_map(|endpoint| UnfinishedReset::of(&endpoint.function)).collect::<Vec<_>>());
         if let Some(domain) = &self.domain {
-            domain.hand_over();
+            domain.hand_over(&self.open.keys().copied().collect());
         }
     }
 

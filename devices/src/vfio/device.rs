@@ -23,7 +23,7 @@ use super::reset::{self, Outcome, ResetOnce};
 use super::rom::Rom;
 use super::signals::{Signal, Signals};
 use super::vectors::{Lender, VectorError};
-use crate::complaints::{Complaints, Listener};
+use crate::complaints::{Complaints, Listener, chain};
 
 /// A function of the host in a machine.
 pub struct VfioFunction<D: HostDevice> {
@@ -252,7 +252,7 @@ impl<D: HostDevice> VfioFunction<D> {
                 self.complaints.fail_error(Level::Error, text, &source);
             }
             Outcome::Not(why) => {
-                self.complaints.add(Level::Warn, format_args!("device {name}: not reset, it keeps its state: {why}"));
+                self.complaints.add(Level::Warn, format_args!("device {name}: not reset, it keeps its state: {}", chain(&why)));
             }
             Outcome::Lost => self.complaints.fail(
                 Level::Error,

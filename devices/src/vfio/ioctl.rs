@@ -179,22 +179,37 @@ pub fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
 
 /// What a reset of the function's bus, or of its slot, would hit, the function among them: struct vfio_pci_hot_reset_info.
 pub fn affected(device: BorrowedFd<'_>) -> Result<Vec<Affected>, NotReset> {
-    // argsz, flags, count, then two words for each; a bus has at most 256.
+    told_affected(|words| {
+        // SAFETY: `argsz` in the first word is the length of `words`, which outlive the call; the kernel writes no further.
+        done(unsafe { ioctl_with_mut_ptr(&device, VFIO_DEVICE_GET_PCI_HOT_RESET_INFO(), words.as_mut_ptr()) })
+    })
+}
+
+/// What `ask` fills in: argsz, flags, count, then two words for each function.
+fn told_affected(mut ask: impl FnMut(&mut [u32]) -> io::Result<()>) -> Result<Vec<Affected>, NotReset> {
     const HEAD: usize = 3;
-    let mut words = [0u32; HEAD + 2 * 256];
-    words[0] = size(size_of_val(&words));
-    // SAFETY: `argsz` in the first word is the length of `words`, which outlive the call; the kernel writes no further.
-    let told = done(unsafe { ioctl_with_mut_ptr(&device, VFIO_DEVICE_GET_PCI_HOT_RESET_INFO(), words.as_mut_ptr()) });
-    match told.map_err(|error| (Errno::from_io_error(&error), error)) {
-        Ok(()) => {}
-        // It has no bus that could be reset, or something on it is in no group (linux: drivers/vfio/pci/vfio_pci_core.c).
-        Err((Some(Errno::NODEV | Errno::PERM), _)) => return Err(NotReset::NoWay),
-        Err((_, source)) => return Err(NotReset::Failed { source }),
+    // As many as a bus has; below a bridge there may be more buses.
+    let mut room = 256;
+    loop {
+        let mut words = vec![0; HEAD + 2 * room];
+        let bytes = size(size_of_val(words.as_slice()));
+        words.splice(..1, [bytes]);
+        let asked = ask(&mut words);
+        let count = words.get(2).and_then(|count| usize::try_from(*count).ok()).unwrap_or(0);
+        match asked.map_err(|error| (Errno::from_io_error(&error), error)) {
+            Ok(()) => {
+                let (devices, _) = words.get(HEAD..).unwrap_or_default().as_chunks::<2>();
+                let affected = devices.iter().take(count).map(|[group, place]| Affected { at: place_of(*place), group: *group });
+                return Ok(affected.collect());
+            }
+            // The kernel tells how many there are (linux: drivers/vfio/pci/vfio_pci_core.c). A segment has no more than this.
+            Err((Some(Errno::NOSPC), _)) if count > room && count <= 1 << 16 => room = count,
+            // It has no bus that could be reset, or something on it is in no group.
+            Err((Some(Errno::NODEV | Errno::PERM), _)) => return Err(NotReset::NoWay),
+            // Nothing was reset yet.
+            Err((_, source)) => return Err(NotReset::Untold { source }),
+        }
     }
-    let [_, _, count, devices @ ..] = words;
-    let count = usize::try_from(count).unwrap_or(usize::MAX);
-    let (devices, _) = devices.as_chunks::<2>();
-    Ok(devices.iter().take(count).map(|[group, place]| Affected { at: place_of(*place), group: *group }).collect())
 }
 
 /// The second word of struct vfio_pci_dependent_device: segment, bus, device and function.
@@ -239,6 +254,45 @@ fn done(result: i32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reset_that_hits_more_than_a_bus_has_is_told_whole() {
+        for all in [1usize, 256, 257, 5000] {
+            let mut asked = 0;
+            let told = told_affected(|words| {
+                asked += 1;
+                assert_eq!(usize::try_from(words[0]).unwrap(), 4 * words.len());
+                words[2] = u32::try_from(all).unwrap();
+                if words.len() < 3 + 2 * all {
+                    return Err(Errno::NOSPC.into());
+                }
+                (0..all).for_each(|index| words[4 + 2 * index] = 0x0800_0000 + u32::try_from(index % 3).unwrap());
+                Ok(())
+            });
+            let told = told.unwrap();
+            assert_eq!((told.len(), told[0].at.bdf.bus(), asked), (all, 0, if all > 256 { 2 } else { 1 }));
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_never_has_enough_room_or_fails_is_told_of_without_a_loop() {
+        for count in [0, 256, u32::MAX] {
+            let refused = told_affected(|words| {
+                words[2] = count;
+                Err(Errno::NOSPC.into())
+            });
+            assert!(matches!(refused, Err(NotReset::Untold { .. })));
+        }
+        let mut more = 256;
+        let refused = told_affected(|words| {
+            more += 20_000;
+            words[2] = more;
+            Err(Errno::NOSPC.into())
+        });
+        assert!(matches!(refused, Err(NotReset::Untold { .. })), "it ends with a segment");
+        assert!(matches!(told_affected(|_| Err(Errno::NODEV.into())), Err(NotReset::NoWay)));
+        assert!(matches!(told_affected(|_| Err(Errno::NOMEM.into())), Err(NotReset::Untold { .. })));
+    }
 
     #[test]
     fn the_place_of_what_a_reset_hits_is_read_as_the_kernel_writes_it() {

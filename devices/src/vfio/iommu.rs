@@ -4,6 +4,7 @@
 //! The only user of the vfio-ioctls crate. Its containers are used, and groups and devices are not: a device of it holds no
 //! reference to its group, so each of two functions of one group would take the group away from the other.
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use pci::address::HostBdf;
 use pci::bar::BarIndex;
 use pci::function::BarPiece;
 use pci::sync::lock;
@@ -70,9 +72,10 @@ impl Domain {
         Ok((device, Member { name: name.to_owned(), devices: Arc::clone(&self.devices), neighbour, lease }))
     }
 
-    /// The guest can use all functions that are open from here on. Until then they lose nothing by the reset of a bus.
-    pub fn hand_over(&self) {
-        self.neighbours.hand_over();
+    /// The guest can use all functions that are open from here on, but for those that `wait` until they are made. Until then they
+    /// lose nothing by the reset of a bus.
+    pub fn hand_over(&self, wait: &BTreeSet<HostBdf>) {
+        self.neighbours.hand_over(wait);
     }
 
     fn container(&self) -> &VfioContainer {

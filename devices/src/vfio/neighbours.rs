@@ -38,12 +38,33 @@ struct Known {
 enum State {
     /// No guest has used it yet.
     Opened,
+    /// Likewise, and since it was opened it was reset with its bus.
+    Fresh,
     /// The guest can use it.
     InUse,
     /// Nothing reaches it, and its reset is owed.
     UnderReset,
     /// Nothing reaches it, and it was reset, alone or with its bus.
     Reset,
+}
+
+impl State {
+    /// No guest has used it since it was opened.
+    const fn is_unused(self) -> bool {
+        matches!(self, Self::Opened | Self::Fresh)
+    }
+
+    /// What it is after a reset of hardware that hit it.
+    const fn after(self, done: bool) -> Self {
+        match (self, done) {
+            (Self::Opened | Self::Fresh, true) => Self::Fresh,
+            (Self::Opened | Self::Fresh, false) => Self::Opened,
+            (Self::UnderReset | Self::Reset, true) => Self::Reset,
+            // It may be in any state.
+            (Self::UnderReset | Self::Reset, false) => Self::UnderReset,
+            (Self::InUse, _) => Self::InUse,
+        }
+    }
 }
 
 /// A function that a reset of the bus would hit.
@@ -78,6 +99,13 @@ pub enum NotReset {
     /// The host lets nobody reset it, as while it waits to have it back.
     #[error("the host has hold of it, as while it takes it back")]
     Held,
+    /// The host does not tell what else it would hit. Nothing was done.
+    #[error("the host does not tell what would be reset with it")]
+    Untold {
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
     /// The host failed to; the function may be in any state.
     #[error("the host failed to reset it")]
     Failed {
@@ -105,11 +133,11 @@ impl Neighbours {
         Neighbour { all: Arc::clone(self), at }
     }
 
-    /// The guest can use all that are open from here on.
-    pub fn hand_over(&self) {
-        for known in lock(&self.table).open.values_mut().filter(|known| known.state == State::Opened) {
-            known.state = State::InUse;
-        }
+    /// The guest can use all that are open from here on, but for those that `wait` until they are made.
+    pub fn hand_over(&self, wait: &BTreeSet<HostBdf>) {
+        let mut table = lock(&self.table);
+        let handed = table.open.iter_mut().filter(|(at, known)| known.state.is_unused() && !wait.contains(at));
+        handed.for_each(|(_, known)| known.state = State::InUse);
     }
 
     /// The table, once no reset hits any of `these`.
@@ -123,9 +151,9 @@ impl Neighbours {
 }
 
 impl Table {
-    fn set(&mut self, at: HostBdf, state: State) {
+    fn set(&mut self, at: HostBdf, next: impl FnOnce(State) -> State) {
         if let Some(known) = self.open.get_mut(&at) {
-            known.state = state;
+            known.state = next(known.state);
         }
     }
 
@@ -153,10 +181,11 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Nothing reaches the function as long as the result lives. There is one at a time.
+    /// Nothing reaches the function as long as the result lives. There is one at a time. Its reset is owed, unless it was reset
+    /// with its bus and nobody has used it since.
     #[must_use]
     pub fn under_reset(&self) -> UnderReset {
-        lock(&self.all.table).set(self.at, State::UnderReset);
+        lock(&self.all.table).set(self.at, |state| if state == State::Fresh { State::Reset } else { State::UnderReset });
         UnderReset { all: Arc::clone(&self.all), at: self.at }
     }
 }
@@ -190,9 +219,7 @@ impl UnderReset {
         let mut table = lock(&self.all.table);
         for at in hit {
             table.hit.remove(&at);
-            if let Some(known) = table.open.get_mut(&at).filter(|known| done.is_ok() && known.state == State::UnderReset) {
-                known.state = State::Reset;
-            }
+            table.set(at, |state| state.after(done.is_ok()));
         }
         drop(table);
         self.all.over.notify_all();
@@ -203,7 +230,7 @@ impl UnderReset {
 impl Drop for UnderReset {
     /// Waits while the reset of another function hits this one.
     fn drop(&mut self) {
-        self.all.unhit(&BTreeSet::from([self.at])).set(self.at, State::InUse);
+        self.all.unhit(&BTreeSet::from([self.at])).set(self.at, |_| State::InUse);
     }
 }
 
@@ -261,7 +288,7 @@ mod tests {
         let refused = bus.reset(&gpu.under_reset()).unwrap_err();
         assert!(matches!(refused, NotReset::NotOurs { at: other } if other == at(AUDIO)));
         let audio = all.open(at(AUDIO), 6);
-        all.hand_over();
+        all.hand_over(&BTreeSet::new());
         let refused = bus.reset(&gpu.under_reset()).unwrap_err();
         assert!(matches!(refused, NotReset::InUse { at: other } if other == at(AUDIO)));
         let (reset, ended) = (gpu.under_reset(), audio.under_reset());
@@ -305,8 +332,43 @@ mod tests {
         // The host resets the GPU alone, and did when it was opened. It cannot do so with its audio.
         bus.reset(&audio.under_reset()).unwrap();
         assert_eq!(bus.0, [[5, 6]]);
-        all.hand_over();
+        all.hand_over(&BTreeSet::new());
         assert!(matches!(bus.reset(&audio.under_reset()), Err(NotReset::InUse { at: other }) if other == at(GPU)));
+    }
+
+    #[test]
+    fn case_c11_functions_of_a_bus_that_come_one_after_the_other_are_all_reset() {
+        let all = Arc::new(Neighbours::default());
+        let (gpu, audio) = (all.open(at(GPU), 5), all.open(at(AUDIO), 6));
+        let mut bus = Bus::default();
+        // Both wait until they can reach memory. One is made, and the guest has it.
+        let first = gpu.under_reset();
+        bus.reset(&first).unwrap();
+        all.hand_over(&BTreeSet::from([at(AUDIO)]));
+        drop(first);
+        // Then the other one, which nobody has used since.
+        let second = audio.under_reset();
+        bus.reset(&second).unwrap();
+        all.hand_over(&BTreeSet::new());
+        drop(second);
+        assert_eq!(bus.0, [[5, 6]]);
+        // It is used from here on.
+        assert!(matches!(bus.reset(&audio.under_reset()), Err(NotReset::InUse { at: other }) if other == at(GPU)));
+    }
+
+    #[test]
+    fn case_c11_a_reset_that_failed_is_owed_to_those_that_it_hit() {
+        let all = Arc::new(Neighbours::default());
+        let (gpu, audio, other) = (all.open(at(GPU), 5), all.open(at(AUDIO), 6), all.open(at("0000:05:00.2"), 7));
+        let mut bus = Bus::default();
+        let gpu = gpu.under_reset();
+        bus.reset(&gpu).unwrap();
+        // The audio waits, and is fresh until this.
+        let [_, hit] = both();
+        assert!(other.under_reset().reset(&[hit], |_| Err(io::ErrorKind::TimedOut.into())).is_err());
+        bus.reset(&audio.under_reset()).unwrap();
+        bus.reset(&gpu).unwrap();
+        assert_eq!(bus.0, [[5, 6], [5, 6]]);
     }
 
     #[test]
