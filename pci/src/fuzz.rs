@@ -3,64 +3,34 @@
 //!
 //! Checked after each step: no panic and no overflow; every mapped BAR lies in its root complex's apertures and over no other
 //! one; effects, applied in order, give exactly what the hierarchy says is reachable, and reach no other segment than the
-//! write did; mirrors in place show what reads give.
+//! write did; mirrors in place show what reads give (part of each after a step, all of it at the end).
+
+mod trees;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::access::Reg;
 use crate::address::{Bdf, Devfn, Sbdf};
-use crate::bar::{BarIndex, BarKind, BarSpec, ROM};
+use crate::bar::{BarIndex, ROM};
 use crate::effect::Effect;
-use crate::emulated::{Attachment, EmulatedSpec, InterruptSpec};
+use crate::emulated::Attachment;
 use crate::errors::PcieError;
 use crate::function::FunctionId;
 use crate::hierarchy::{Hierarchy, Newcomer};
-use crate::ids::{ClassCode, Ids};
 use crate::link::Link;
 use crate::mirror::Mirror;
-use crate::sriov::SriovSpec;
 use crate::state::{Reader, StateError, Writer};
 use crate::testing::{FakeEndpoint, FakeMirror, tree};
-use crate::topology::{
-    Apertures, EndpointSpec, HotPlug, Name, NodeKind, NodeSpec, Parent, Place, Plan, PlannedRootComplex, PortKind, PortSpec,
-    Removal, Reserve, RootComplexSpec, Topology, Window,
-};
+use crate::topology::{EndpointSpec, Name, Parent, Plan, PlannedRootComplex};
+use trees::{IDS, Source, apertures, bars, emulated, sriov, topology};
 
-/// Nodes of a tree, at most.
-const NODES: u8 = 24;
+/// Bytes of a function's configuration space.
+const SPACE: u16 = 0x1000;
+/// Bytes of each mirror that are compared after a step, beside the header.
+const PART: u16 = 0x80;
 /// Newcomers, at most: ids are never given twice.
 const NEWCOMERS: usize = 64;
-const IDS: Ids =
-    Ids { vendor: 0x1234, device: 1, class: ClassCode::new(0x08_8000), revision: 0, subsystem_vendor: 0, subsystem: 0 };
-
-/// Numbers from bytes; zeros when they have run out.
-struct Source<'a>(&'a [u8]);
-
-impl Source<'_> {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
-    }
-
-    fn below(&mut self, limit: u8) -> u8 {
-        self.byte() % limit.max(1)
-    }
-
-    fn dword(&mut self) -> u32 {
-        u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
-    }
-
-    fn pick<'t, T>(&mut self, of: &'t [T]) -> Option<&'t T> {
-        let index = usize::from(self.byte()).checked_rem(of.len())?;
-        of.get(index)
-    }
-}
 
 /// Where BARs are mapped, who may reach memory, and who shows a mirror; by name.
 type Named = (BTreeMap<(String, BarIndex), u64>, BTreeSet<String>, BTreeSet<String>);
@@ -71,11 +41,15 @@ pub fn cycles(bytes: &[u8]) {
     let topology = topology(&mut source);
     let Ok(plan) = topology.plan(&apertures()) else { return };
     let mut world = World::new(plan);
+    let mut part = 0;
     while !source.is_empty() {
         world.step(&mut source);
         world.check();
+        // The header, where most of it happens, and another part of the rest each time.
+        world.check_mirrors((0..0x40).chain(part..part + PART));
+        part = (part + PART) % SPACE;
     }
-    world.check_mirrors();
+    world.check_mirrors(0..SPACE);
 }
 
 /// Builds the hierarchy that `bytes` begin with and does half of the rest to it. Another one of the same plan takes its state
@@ -109,7 +83,7 @@ pub fn kept(bytes: &[u8]) {
             taken.check();
         }
         taken.compare(&mut world);
-        taken.check_mirrors();
+        taken.check_mirrors(0..SPACE);
     } else {
         // Functions came or went. Virtual ones come with their physical ones, others make it an error.
         let _ = taken.restore(&state);
@@ -126,128 +100,7 @@ pub fn kept(bytes: &[u8]) {
     }
     let mut wary = World::new(plan);
     if wary.restore(&garbled).is_ok() {
-        wary.check_mirrors();
-    }
-}
-
-fn apertures() -> Apertures {
-    Apertures {
-        mem32: vec![Window { base: 0x8000_0000, limit: 0xDFFF_FFFF }],
-        mem64: vec![Window { base: 1 << 32, limit: (1 << 40) - 1 }],
-        address_bits: 40,
-    }
-}
-
-fn topology(source: &mut Source<'_>) -> Topology {
-    let mut topology = Topology::default();
-    // What can hang there, by name: ports on root complexes, devices on links, downstream ports on upstream ones.
-    let mut parents: Vec<(Name, Option<PortKind>)> = Vec::new();
-    for index in 0..=source.below(3) {
-        let (name, segment) = (Name(format!("rc{index}")), source.below(2).into());
-        topology.root_complexes.push(RootComplexSpec { name: name.clone(), segment, node: None, first_bus: None });
-        parents.push((name, None));
-    }
-    for index in 0..1 + source.below(NODES) {
-        let Some((on, above)) = source.pick(&parents).cloned() else { break };
-        // There is one device below a link.
-        if above.is_some_and(PortKind::has_link_below) {
-            parents.retain(|(name, _)| *name != on);
-        }
-        let wants_port = source.byte() & 3 != 0;
-        let kind = match (above, wants_port) {
-            (None, true) => Some(PortKind::Root),
-            (Some(PortKind::Upstream), _) => Some(PortKind::Downstream),
-            (Some(PortKind::Root | PortKind::Downstream), true) => {
-                Some(if source.byte() & 3 == 0 { PortKind::PciBridge } else { PortKind::Upstream })
-            }
-            _ => None,
-        };
-        let name = Name(format!("n{index}"));
-        let node = match kind {
-            Some(kind) => {
-                parents.push((name.clone(), Some(kind)));
-                NodeKind::Port(port(source, kind))
-            }
-            None => {
-                let bars = bars(source);
-                NodeKind::Endpoint(EndpointSpec {
-                    ids: IDS,
-                    bars,
-                    interrupt_pin: source.below(5),
-                    rom: rom(source),
-                    sriov: sriov(source).map(Box::new),
-                })
-            }
-        };
-        topology.nodes.push(NodeSpec { name, on, place: Place::default(), kind: node });
-    }
-    topology
-}
-
-fn port(source: &mut Source<'_>, kind: PortKind) -> PortSpec {
-    let removal = [None, Some(Removal::Surprise), Some(Removal::Orderly), Some(Removal::Button)];
-    let removal = source.pick(&removal).copied().flatten().filter(|_| kind != PortKind::Upstream);
-    let hotplug = removal.map(|removal| {
-        let reserve = Reserve { buses: source.below(4), ..Reserve::default() };
-        HotPlug { reserve, removal, numbers: source.below(34) }
-    });
-    PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0, hotplug }
-}
-
-/// Mostly none: virtual functions at routing ids of their own.
-fn sriov(source: &mut Source<'_>) -> Option<SriovSpec> {
-    if source.byte() % 4 != 1 {
-        return None;
-    }
-    let bar = BarSpec { kind: BarKind::Memory32, prefetchable: false, size: 4096 << source.below(4) };
-    let (first_offset, stride) = (16 + u16::from(source.byte()), 8 + u16::from(source.below(4)));
-    Some(SriovSpec {
-        total_vfs: 1 + u16::from(source.below(8)),
-        first_offset,
-        stride,
-        vf_device: 2,
-        bars: [Some(bar), None, None, None, None, None],
-    })
-}
-
-fn bars(source: &mut Source<'_>) -> [Option<BarSpec>; 6] {
-    let mut bars = [None; 6];
-    let mut upper = false;
-    for bar in &mut bars {
-        let (kind, shift) = (source.byte(), source.byte());
-        *bar = match kind % 4 {
-            _ if upper => None,
-            0 => Some(BarSpec { kind: BarKind::Memory32, prefetchable: kind & 4 != 0, size: 16 << (shift % 20) }),
-            1 => Some(BarSpec { kind: BarKind::Memory64, prefetchable: kind & 4 != 0, size: 4096 << (shift % 24) }),
-            _ => None,
-        };
-        upper = !upper && bar.is_some_and(|bar: BarSpec| bar.kind == BarKind::Memory64);
-    }
-    if upper && let Some(last) = bars.last_mut() {
-        *last = None;
-    }
-    bars
-}
-
-fn rom(source: &mut Source<'_>) -> Option<u64> {
-    (source.byte() & 7 == 0).then(|| 2048 << source.below(8))
-}
-
-fn emulated(spec: &EndpointSpec, on: Attachment) -> EmulatedSpec {
-    let interrupt = match spec.interrupt_pin {
-        0 => InterruptSpec::Msi { vectors: 1, maskable: true },
-        pin => InterruptSpec::Intx(pin),
-    };
-    EmulatedSpec {
-        ids: IDS,
-        bars: spec.bars,
-        rom: spec.rom,
-        sriov: spec.sriov.as_deref().copied(),
-        ari: spec.sriov.is_some(),
-        on,
-        interrupt,
-        flr: true,
-        ..EmulatedSpec::default()
+        wary.check_mirrors(0..SPACE);
     }
 }
 
@@ -363,7 +216,15 @@ impl World {
                 }
             }
             4 => {
-                let error = [PcieError::Receiver, PcieError::CompletionTimeout, PcieError::MalformedTlp, PcieError::Internal];
+                let error = [
+                    PcieError::Receiver,
+                    PcieError::AdvisoryNonFatal,
+                    PcieError::CompletionTimeout,
+                    PcieError::MalformedTlp,
+                    PcieError::UnsupportedRequest,
+                    PcieError::AcsViolation,
+                    PcieError::Internal,
+                ];
                 let id = FunctionId(u32::from(source.byte()));
                 if let Some(error) = source.pick(&error) {
                     let _ = self.tree.inject(id, *error, [source.dword(); 4]);
@@ -371,6 +232,7 @@ impl World {
             }
             8 | 9 => self.enable_virtual_functions(source),
             5 if source.byte() == 0 => self.tree.reset(&mut self.effects),
+            10 => self.use_a_capability(source),
             6 | 7 => {
                 let (bdf, offset, len) = (self.place(source).bdf, Self::offset(source), Self::len(source));
                 let mut data = [0; 8];
@@ -415,6 +277,39 @@ impl World {
             if !(0x100..=0xFE0).contains(&capability) {
                 return;
             }
+        }
+    }
+
+    /// Puts a function into another power state, resets it, or writes a control register of its PCI Express capability: link
+    /// disable, slot control and ARI forwarding are there.
+    fn use_a_capability(&mut self, source: &mut Source<'_>) {
+        let at = self.place(source);
+        let mut pointer = [0];
+        self.tree.read(at.segment, at.bdf, 0x34, &mut pointer);
+        for _ in 0..8 {
+            let [offset] = pointer.map(|byte| u16::from(byte & !3));
+            let mut head = [0; 2];
+            self.tree.read(at.segment, at.bdf, offset, &mut head);
+            let [id, next] = head;
+            let register = match id {
+                0x01 => Some((4, u16::from(source.below(4)))),
+                0x10 => {
+                    let bits =
+                        [(0x08, 1 << 15), (0x10, 1 << 4), (0x10, 0), (0x18, 1 << 8), (0x18, 3 << 8), (0x28, 1 << 5), (0x28, 0)];
+                    source.pick(&bits).copied()
+                }
+                0xFF => return,
+                _ => None,
+            };
+            if let Some((register, value)) = register.filter(|_| source.byte() & 1 == 0) {
+                self.tree.write(at.segment, at.bdf, offset + register, &value.to_le_bytes(), &mut self.effects);
+                self.wrote = Some(at.segment);
+                return;
+            }
+            if next == 0 {
+                return;
+            }
+            pointer = [next];
         }
     }
 
@@ -554,11 +449,11 @@ impl World {
         assert_eq!(count, self.mapped.len());
     }
 
-    /// What a mirror in place shows is what a read gives.
-    fn check_mirrors(&mut self) {
+    /// What a mirror in place shows at these `offsets` is what a read gives.
+    fn check_mirrors(&mut self, offsets: impl Iterator<Item = u16> + Clone) {
         for id in &self.shown {
             let (Some(mirror), Some(at)) = (self.mirrors.get(id), self.tree.address(*id)) else { continue };
-            for offset in (0..0x1000).step_by(4) {
+            for offset in offsets.clone().step_by(4) {
                 let mut data = [0; 4];
                 self.tree.read(at.segment, at.bdf, offset, &mut data);
                 assert_eq!(mirror.read(Reg::containing(offset)), u32::from_le_bytes(data), "{at} at {offset:#x}");

@@ -136,6 +136,7 @@ pub fn hot_plug(config: &PcieConfig) -> HotPlug {
             prefetchable: config.hotplug_mem.map(|size| size.bytes()),
             buses: config.hotplug_buses.map_or(1, NonZeroU8::get),
         },
+        own: None,
         removal: removal(config.removal),
         numbers: 1,
     }
@@ -151,6 +152,7 @@ pub fn hot_plug_of(port: &PortConfig, config: &PcieConfig) -> HotPlug {
             prefetchable: port.mem.map(|size| size.bytes()).or(all.reserve.prefetchable),
             buses: port.buses.map_or(all.reserve.buses, NonZeroU8::get),
         },
+        own: None,
         removal: port.removal.map_or(all.removal, removal),
         numbers: if port.kind == PortKindConfig::PciBridge { config.bridge_slots.unwrap_or(BRIDGE_SLOTS) } else { 1 },
     }

@@ -312,23 +312,26 @@ pub struct Advice(Relief);
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Relief { keep, ports } = self.0;
+        let Relief { keep, ports, places } = self.0;
         let keep = keep.unwrap_or_default();
         let size = |bytes: Option<u64>| bytes.map(|bytes| Size(bytes).to_string());
         let buses = keep.buses.map(|buses| buses.to_string());
         let limits = [("mem", size(keep.prefetchable)), ("mem32", size(keep.memory)), ("buses", buses)];
         let keys: Vec<(&str, String)> = limits.into_iter().filter_map(|(key, most)| Some((key, most?))).collect();
+        let mut ways = Vec::new();
         if !keys.is_empty() {
             let options: Vec<String> = keys.iter().map(|(key, most)| format!("hotplug-{key}={most}")).collect();
             let of_file: Vec<String> = keys.iter().map(|(key, _)| format!("`{key}`")).collect();
-            write!(f, "everything fits with --pcie {} at most", options.join(","))?;
-            write!(f, " (and no more in {} of a topology file's ports)", of_file.join(" and "))?;
+            let (options, of_file) = (options.join(","), of_file.join(" and "));
+            ways.push(format!("--pcie {options} (and no more in {of_file} of a topology file's ports)"));
         }
         if let Some((stay, of)) = ports {
-            let or = if keys.is_empty() { "everything fits with" } else { ", or with" };
-            write!(f, "{or} {stay} of the {of} free hot-plug ports (root-ports, switch-ports, bridges)")?;
+            ways.push(format!("{stay} of the {of} free hot-plug ports (root-ports, switch-ports, bridges)"));
         }
-        Ok(())
+        if places {
+            ways.push("--pcie host-ports=used".to_owned());
+        }
+        write!(f, "everything fits with {}", ways.join(", or with "))
     }
 }
 
@@ -438,7 +441,7 @@ mod tests {
             ("root-ports=20,hotplug-mem32=1G", &["--pcie hotplug-mem32=", "or with 1 of the 20"]),
             (
                 "root-ports=20,hotplug-buses=20",
-                &["needs 402 bus numbers", "--pcie hotplug-buses=12 at most (and no more in `buses` of", "or with 12 of the 20"],
+                &["needs 402 bus numbers", "--pcie hotplug-buses=12 (and no more in `buses` of", "or with 12 of the 20"],
             ),
         ] {
             let told = refused(pcie, &["stub,bar0=16M:mem32,bar1=64G:mem64:prefetchable"], 46);

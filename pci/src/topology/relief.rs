@@ -6,15 +6,18 @@ use std::collections::BTreeSet;
 use super::apertures::{Apertures, Pool};
 use super::planner::PlanError;
 use super::sizing::STEP;
-use super::spec::{HotPlug, NodeKind, Reserve, Topology};
+use super::spec::{HotPlug, NodeKind, NodeSpec, Reserve, Topology};
 
 /// Ways to a plan, each of which is enough by itself. Every value is one that fits where the next larger one does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Relief {
     /// What each hot-plug port may keep at most; the limits are meant together.
     pub keep: Option<Limits>,
-    /// How many of the free hot-plug ports may stay, the first ones, and of how many.
+    /// How many of the free hot-plug ports may stay, the first ones, and of how many. Those that are the place of a certain device
+    /// all stay.
     pub ports: Option<(usize, usize)>,
+    /// It is enough if no port is kept as the place of a certain device: those that are free go, and all others keep nothing.
+    pub places: bool,
 }
 
 /// Most that a hot-plug port keeps, where that has to be less than was asked for.
@@ -85,14 +88,15 @@ impl Limits {
             NodeKind::Port(port) => port.hotplug.as_mut(),
             NodeKind::Endpoint(_) => None,
         });
-        for HotPlug { reserve, .. } in ports {
-            let cut = |kept: &mut Option<u64>, most: Option<u64>| {
+        for HotPlug { reserve, own, .. } in ports {
+            let cut = |kept: &mut Option<u64>, most: Option<u64>, least: Option<u64>| {
                 if let (Some(kept), Some(most)) = (kept.as_mut(), most) {
-                    *kept = (*kept).min(most);
+                    *kept = (*kept).min(most.max(least.unwrap_or(0)));
                 }
             };
-            cut(&mut reserve.memory, self.memory);
-            cut(&mut reserve.prefetchable, self.prefetchable);
+            let least = own.unwrap_or_default();
+            cut(&mut reserve.memory, self.memory, least.memory);
+            cut(&mut reserve.prefetchable, self.prefetchable, least.prefetchable);
             reserve.buses = self.buses.map_or(reserve.buses, |most| reserve.buses.min(most));
         }
         limited
@@ -105,7 +109,11 @@ impl Topology {
     #[must_use]
     pub fn relief(&self, space: &Apertures, refused: &PlanError) -> Option<Relief> {
         let scarce = Scarce::of(refused)?;
-        let relief = Relief { keep: self.keep_less(space, scarce), ports: self.fewer_ports(space) };
+        let relief = Relief {
+            keep: self.keep_less(space, scarce),
+            ports: self.fewer_ports(space),
+            places: self.fits_without_places(space),
+        };
         (relief != Relief::default()).then_some(relief)
     }
 
@@ -129,21 +137,44 @@ impl Topology {
 
     /// How many of the ports that are free at the start may stay. At least one, or no advice.
     fn fewer_ports(&self, space: &Apertures) -> Option<(usize, usize)> {
-        let used: BTreeSet<_> = self.nodes.iter().map(|node| &node.on).collect();
-        let is_free = |kind: &NodeKind| matches!(kind, NodeKind::Port(port) if port.hotplug.is_some());
-        let free: Vec<usize> = (0..)
-            .zip(&self.nodes)
-            .filter(|(_, node)| is_free(&node.kind) && !used.contains(&node.name))
-            .map(|(index, _)| index)
-            .collect();
+        let free = self.free_ports(|hotplug| hotplug.own.is_none());
         let count = u64::try_from(free.len()).ok()?;
         let fits = |stay: u64| {
-            let leave: BTreeSet<usize> = free.iter().copied().skip(usize::try_from(stay).unwrap_or(usize::MAX)).collect();
-            let nodes = (0..).zip(&self.nodes).filter(|(index, _)| !leave.contains(index)).map(|(_, node)| node.clone());
-            Self { nodes: nodes.collect(), ..self.clone() }.plan(space).is_ok()
+            let leave = free.iter().skip(usize::try_from(stay).unwrap_or(usize::MAX)).copied().collect();
+            self.without(&leave).plan(space).is_ok()
         };
         let stay = usize::try_from(largest(0, count, fits)?).ok()?;
         (stay > 0).then_some((stay, free.len()))
+    }
+
+    /// Whether there is a plan without ports that are the place of a certain device.
+    fn fits_without_places(&self, space: &Apertures) -> bool {
+        if hot_plugs(self).all(|hotplug| hotplug.own.is_none()) {
+            return false;
+        }
+        let mut fewer = self.without(&self.free_ports(|hotplug| hotplug.own.is_some()).into_iter().collect());
+        for node in &mut fewer.nodes {
+            if let NodeKind::Port(port) = &mut node.kind {
+                port.hotplug = port.hotplug.filter(|hotplug| hotplug.own.is_none());
+            }
+        }
+        fewer.plan(space).is_ok()
+    }
+
+    /// Which nodes are hot-plug ports of this kind on which nothing hangs.
+    fn free_ports(&self, is_kind: impl Fn(&HotPlug) -> bool) -> Vec<usize> {
+        let used: BTreeSet<_> = self.nodes.iter().map(|node| &node.on).collect();
+        let is_free = |node: &NodeSpec| match &node.kind {
+            NodeKind::Port(port) => port.hotplug.as_ref().is_some_and(&is_kind) && !used.contains(&node.name),
+            NodeKind::Endpoint(_) => false,
+        };
+        (0..).zip(&self.nodes).filter(|(_, node)| is_free(node)).map(|(index, _)| index).collect()
+    }
+
+    /// The same without the nodes at these places.
+    fn without(&self, leave: &BTreeSet<usize>) -> Self {
+        let nodes = (0..).zip(&self.nodes).filter(|(index, _)| !leave.contains(index)).map(|(_, node)| node.clone());
+        Self { nodes: nodes.collect(), ..self.clone() }
     }
 }
 

@@ -148,6 +148,8 @@ impl PortSpec {
 pub struct HotPlug {
     /// What is kept free for devices to come.
     pub reserve: Reserve,
+    /// Where the place of a certain device is: what that one needs, which `reserve` has in any case and nobody is asked to lower.
+    pub own: Option<Reserve>,
     /// How a device leaves. Of no meaning on a conventional bus, where ACPI asks the guest first.
     pub removal: Removal,
     /// On a conventional bus: how many device numbers, from 0 on, take devices. 0 is taken as 1, 32 is the most.

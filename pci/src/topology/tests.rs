@@ -149,7 +149,7 @@ pub fn port_of<'a>(plan: &'a Plan, name: &str) -> &'a PlannedPort {
 /// A port whose device can be changed.
 pub fn hot(mut node: NodeSpec, reserve: Reserve, removal: Removal) -> NodeSpec {
     if let NodeKind::Port(port) = &mut node.kind {
-        port.hotplug = Some(HotPlug { reserve, removal, numbers: 4 });
+        port.hotplug = Some(HotPlug { reserve, own: None, removal, numbers: 4 });
     }
     node
 }

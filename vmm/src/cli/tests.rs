@@ -218,6 +218,10 @@ fn topology_commands_take_a_recorded_host_and_devices() {
     assert_eq!(guest.pcie.map(|pcie| pcie.topology), Some(TopologyPolicy::Flat));
     assert!(matches!(topology("matrix"), TopologyCommand::Matrix { devices, .. } if devices.is_empty()));
     assert_eq!(usage_error("topology plan").0, ErrorKind::MissingRequiredArgument);
+    for command in ["plan", "diff"] {
+        // Ports are enough to be asked about.
+        topology(&format!("{command} --pcie host,host-ports=all"));
+    }
     assert_eq!(usage_error("topology show --format png").0, ErrorKind::InvalidValue);
 }
 

@@ -38,7 +38,8 @@ pub enum TopologyCommand {
     },
     /// Print what a guest with the given devices would see, without starting it
     ///
-    /// The devices need no driver and no permission: nothing is opened.
+    /// The devices need no driver and no permission: nothing is opened. With --pcie there need be none: ports alone can be asked
+    /// about.
     Plan {
         /// tree, json, dot (for Graphviz), svg (a picture) or nccl (for NCCL_TOPO_FILE)
         #[arg(long, value_name = "FORMAT", default_value = "tree", hide_possible_values = true)]
@@ -47,7 +48,7 @@ pub enum TopologyCommand {
         #[command(flatten)]
         guest: GuestArguments,
         /// As for `banyan run --device`: an address such as 0000:03:00.0, and keys such as id and clique
-        #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, required_unless_present = "given")]
+        #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, required_unless_present_any = ["given", "pcie"])]
         devices: Vec<DeviceConfig>,
     },
     /// Print in what a guest with the given devices would differ from the host, register by register
@@ -61,7 +62,7 @@ pub enum TopologyCommand {
         #[command(flatten)]
         guest: GuestArguments,
         /// As for `banyan run --device`: an address such as 0000:03:00.0, and keys such as id and clique
-        #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, required_unless_present = "given")]
+        #[arg(value_name = "DEVICE", value_parser = keyed::<DeviceConfig>, required_unless_present_any = ["given", "pcie"])]
         devices: Vec<DeviceConfig>,
     },
     /// Print how close devices are, pair by pair, as `nvidia-smi topo -m` does

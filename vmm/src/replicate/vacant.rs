@@ -43,7 +43,7 @@ pub(super) fn keeps(tree: &HostTree, port: HostBdf, wished: HotPlug) -> HotPlug 
         .filter(|function| function.needs().next().is_some())
         .collect();
     if functions.is_empty() {
-        return wished;
+        return HotPlug { own: Some(NOTHING), ..wished };
     }
     let needed = Reserve::for_device(&functions);
     at_least(Reserve { memory: needed.memory.map(|size| size.max(MEMORY)), ..needed }, wished)
@@ -51,11 +51,13 @@ pub(super) fn keeps(tree: &HostTree, port: HostBdf, wished: HotPlug) -> HotPlug 
 
 /// What a copy keeps on which a device hangs from the start: its place, so that it can go and come back.
 pub(super) fn keeps_its_own(wished: HotPlug) -> HotPlug {
-    at_least(Reserve { memory: Some(0), prefetchable: Some(0), buses: 1 }, wished)
+    at_least(NOTHING, wished)
 }
+
+const NOTHING: Reserve = Reserve { memory: Some(0), prefetchable: Some(0), buses: 1 };
 
 fn at_least(needed: Reserve, wished: HotPlug) -> HotPlug {
     let Reserve { memory, prefetchable, buses } = wished.reserve;
     let reserve = Reserve { memory: needed.memory.max(memory), prefetchable: needed.prefetchable.max(prefetchable), buses };
-    HotPlug { reserve, ..wished }
+    HotPlug { reserve, own: Some(needed), ..wished }
 }

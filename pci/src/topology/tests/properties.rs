@@ -31,7 +31,7 @@ fn any_hotplug() -> impl Strategy<Value = Option<HotPlug>> {
     let size = |most: u32| prop::option::of((10u32..most, 0u64..1 << 20).prop_map(|(shift, more)| (1 << shift) + more));
     let removal = prop_oneof![Just(Removal::Surprise), Just(Removal::Orderly), Just(Removal::Button)];
     let hotplug = (size(25), size(37), 0u8..4, removal, 0u8..34).prop_map(|(memory, prefetchable, buses, removal, numbers)| {
-        HotPlug { reserve: Reserve { memory, prefetchable, buses }, removal, numbers }
+        HotPlug { reserve: Reserve { memory, prefetchable, buses }, own: None, removal, numbers }
     });
     prop::option::weighted(0.5, hotplug)
 }

@@ -1,5 +1,9 @@
 //! What is said of hot-plug ports that keep more than there is.
 
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
 use super::*;
 
 fn hot_ports(count: usize, reserve: Reserve) -> Topology {
@@ -35,7 +39,10 @@ fn case_b2_the_largest_prefetchable_window_that_fits_is_told_and_so_is_the_numbe
     let space = narrow(32);
     let told = relief(&topology, &space).unwrap();
     let most = told.keep.unwrap().prefetchable.unwrap();
-    assert_eq!(told, Relief { keep: Some(Limits { prefetchable: Some(most), ..Limits::default() }), ports: Some((2, 3)) });
+    assert_eq!(
+        told,
+        Relief { keep: Some(Limits { prefetchable: Some(most), ..Limits::default() }), ports: Some((2, 3)), places: false }
+    );
     assert!(most >= 8 * GIB, "{most:#x}");
     let keeps = |size: u64| with(&topology, |reserve| reserve.prefetchable = Some(size)).plan(&space);
     assert!(keeps(most).is_ok() && keeps(most + MIB).is_err(), "{most:#x}");
@@ -87,7 +94,7 @@ fn where_sizes_are_the_planner_s_the_number_of_ports_is_what_can_be_less() {
         .nodes
         .extend([at(root_port("rp", "rc0"), 4, 0), endpoint("card", "rp", &[mem32(GIB), mem32(256 * MIB), mem32(128 * MIB)])]);
     let space = Apertures { mem32: vec![Window { base: 0x8000_0000, limit: 0x8000_0000 + GIB + 392 * MIB - 1 }], ..roomy() };
-    assert_eq!(relief(&topology, &space), Some(Relief { keep: None, ports: Some((8, 16)) }));
+    assert_eq!(relief(&topology, &space), Some(Relief { keep: None, ports: Some((8, 16)), places: false }));
 }
 
 #[test]
@@ -121,4 +128,118 @@ fn sizes_beyond_all_addresses_are_cut_to_some_that_fit() {
         assert!(with(&topology, |reserve| reserve.prefetchable = Some(most)).plan(&roomy()).is_ok(), "{most:#x}");
         assert!(most >= 16 << 40, "{most:#x}");
     }
+}
+
+/// Ports for devices that come, some of them the place of a certain one, and devices beside them.
+fn crowded() -> impl Strategy<Value = (Topology, Apertures)> {
+    let size =
+        |most: u32| prop::option::weighted(0.8, (20u32..most, 0u64..3).prop_map(|(shift, more)| (1u64 << shift) + more * MIB));
+    let own = prop::option::weighted(0.3, (size(29), size(37)));
+    let port = (size(30), size(38), 0u8..30, own);
+    let bar = prop_oneof![(20u32..28).prop_map(|shift| mem32(1 << shift)), (20u32..36).prop_map(|shift| mem64(1 << shift))];
+    let fields = (prop::collection::vec(port, 1..12), prop::collection::vec((bar, any::<bool>()), 0..6), 1u64..200, 1u64..1500);
+    fields.prop_map(|(ports, devices, gib, mib)| {
+        let mut topology = topology(Vec::new());
+        for (index, (memory, prefetchable, buses, own)) in ports.into_iter().enumerate() {
+            let own = own.map(|(memory, prefetchable)| Reserve {
+                memory: memory.or(Some(0)),
+                prefetchable: prefetchable.or(Some(0)),
+                buses: 1,
+            });
+            let least = own.unwrap_or_default();
+            let reserve = Reserve { memory: memory.max(least.memory), prefetchable: prefetchable.max(least.prefetchable), buses };
+            let mut port = hot(root_port(&format!("rp{index}"), "rc0"), reserve, Removal::Surprise);
+            if let NodeKind::Port(PortSpec { hotplug: Some(hotplug), .. }) = &mut port.kind {
+                hotplug.own = own;
+            }
+            topology.nodes.push(port);
+        }
+        for (index, (bar, is_below)) in devices.into_iter().enumerate() {
+            let on = if is_below { format!("rp{index}") } else { "rc0".to_owned() };
+            let on = if topology.nodes.iter().any(|node| node.name.0 == on) { on } else { "rc0".to_owned() };
+            topology.nodes.push(endpoint(&format!("d{index}"), &on, &[bar]));
+        }
+        let low = Window { base: 0x8000_0000, limit: 0x8000_0000 + mib * MIB - 1 };
+        (topology, Apertures { mem32: vec![low], ..narrow(gib) })
+    })
+}
+
+#[test]
+fn every_way_that_is_told_is_enough() {
+    let mut runner = TestRunner::deterministic();
+    let mut told = [0; 3];
+    for _ in 0..400 {
+        let (topology, space) = crowded().new_tree(&mut runner).unwrap().current();
+        let Err(refused) = topology.plan(&space) else { continue };
+        let Some(relief) = topology.relief(&space, &refused) else { continue };
+        if let Some(most) = relief.keep {
+            // As an option does it: what a device needs that belongs to a port, that keeps in any case.
+            let mut less = topology.clone();
+            for node in &mut less.nodes {
+                let NodeKind::Port(PortSpec { hotplug: Some(HotPlug { reserve, own, .. }), .. }) = &mut node.kind else {
+                    continue;
+                };
+                let own = own.unwrap_or_default();
+                let cut = |kept: Option<u64>, most: Option<u64>, own: Option<u64>| match most {
+                    Some(most) => kept.map(|kept| kept.min(most)).max(own),
+                    None => kept,
+                };
+                reserve.memory = cut(reserve.memory, most.memory, own.memory);
+                reserve.prefetchable = cut(reserve.prefetchable, most.prefetchable, own.prefetchable);
+                reserve.buses = reserve.buses.min(most.buses.unwrap_or(u8::MAX));
+            }
+            assert!(less.plan(&space).is_ok(), "{topology:#?}: {most:?}");
+            told[0] += 1;
+        }
+        let used: Vec<Name> = topology.nodes.iter().map(|node| node.on.clone()).collect();
+        let free = |node: &NodeSpec, is_place: bool| {
+            let NodeKind::Port(PortSpec { hotplug: Some(hotplug), .. }) = &node.kind else { return false };
+            hotplug.own.is_some() == is_place && !used.contains(&node.name)
+        };
+        if let Some((stay, of)) = relief.ports {
+            let mut fewer = topology.clone();
+            let (mut seen, mut gone) = (0, 0);
+            fewer.nodes.retain(|node| {
+                seen += usize::from(free(node, false));
+                let stays = !free(node, false) || seen <= stay;
+                gone += usize::from(!stays);
+                stays
+            });
+            assert!(fewer.plan(&space).is_ok() && (stay, gone) == (stay.min(of), of - stay), "{topology:#?}: {stay} of {of}");
+            told[1] += 1;
+        }
+        if relief.places {
+            let mut fewer = topology.clone();
+            fewer.nodes.retain(|node| !free(node, true));
+            for node in &mut fewer.nodes {
+                let NodeKind::Port(port) = &mut node.kind else { continue };
+                port.hotplug = port.hotplug.filter(|hotplug| hotplug.own.is_none());
+            }
+            assert!(fewer.plan(&space).is_ok(), "{topology:#?}");
+            told[2] += 1;
+        }
+    }
+    assert!(told.iter().all(|times| *times >= 20), "{told:?}");
+}
+
+#[test]
+fn what_a_device_needs_that_belongs_to_a_port_is_not_to_be_lowered() {
+    let mut topology = hot_ports(3, kept(MIB, 16 * GIB, 1));
+    for node in &mut topology.nodes {
+        let NodeKind::Port(PortSpec { hotplug: Some(hotplug), .. }) = &mut node.kind else { continue };
+        hotplug.own = Some(hotplug.reserve);
+    }
+    let told = |topology: &Topology| relief(topology, &narrow(32));
+    assert_eq!(told(&topology), Some(Relief { keep: None, ports: None, places: true }));
+    topology.nodes.push(at(root_port("rp", "rc0"), 4, 0));
+    topology.nodes.push(endpoint("gpu", "rp", &[mem64(64 * GIB)]));
+    assert_eq!(told(&topology), None, "it does not fit without them either");
+    // More than is needed can be lowered to that.
+    let mut topology = with(&hot_ports(2, kept(MIB, 64 * GIB, 1)), |_| {});
+    for node in &mut topology.nodes {
+        let NodeKind::Port(PortSpec { hotplug: Some(hotplug), .. }) = &mut node.kind else { continue };
+        hotplug.own = Some(kept(MIB, GIB, 1));
+    }
+    let most = told(&topology).unwrap().keep.unwrap().prefetchable.unwrap();
+    assert!((16 * GIB..64 * GIB).contains(&most), "{most:#x}");
 }

@@ -1,11 +1,15 @@
 //! Ports of the copy to which devices come while the guest runs.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use api::config::VmConfig;
+use pci::bar::{BarKind, BarSpec};
 use pci::topology::{Plan, PlannedKind, Reserve};
 
 use super::*;
 use crate::host::recorded::RecordedHost;
+use crate::plan::{Limits, plan};
 
 /// The host of the other tests, with an empty slot in the switch and a device on a root port of its own.
 fn host() -> FakeHost {
@@ -153,4 +157,67 @@ fn a_port_keeps_room_for_the_device_that_the_host_has_there_and_no_less_than_is_
     more.hot_plug.reserve.prefetchable = Some(1 << 40);
     let asked = replicate(&tree, &[], &Wishes { host_ports: HostPorts::All, ..more }).unwrap();
     assert_eq!(kept(&asked, "down-0000-40-08.0").prefetchable, Some(1 << 40));
+}
+
+/// What is planned, or what is said instead, with these options of `--pcie` for a host of H200s whose GPUs have a BAR of `low` below
+/// 4 GiB and one of 64 GiB.
+fn planned(options: &BTreeMap<String, String>, low: u64, address_bits: u8) -> Result<(), String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/topologies/hgx-h200.json");
+    let mut tree = RecordedHost::read(&path).unwrap().tree;
+    for node in tree.functions.values_mut().filter(|node| node.ids.class.base() == 3) {
+        node.bars[0] = Some(BarSpec { kind: BarKind::Memory32, prefetchable: false, size: low });
+        node.bars[2] = Some(BarSpec { kind: BarKind::Memory64, prefetchable: true, size: 64 << 30 });
+    }
+    let options: Vec<String> = options.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let config = VmConfig {
+        devices: vec!["0000:18:00.0".parse().unwrap()],
+        pcie: options.join(",").parse().unwrap(),
+        ..VmConfig::default()
+    };
+    let spec = crate::spec::spec(&config, &crate::host::look_in(&tree, &config).unwrap()).unwrap();
+    let limits = Limits { ram: 1 << 30, growth: 0, address_bits, amd: false, firmware: 0 };
+    plan(&spec.topology, &limits).map(drop).map_err(|error| error.to_string())
+}
+
+#[test]
+fn case_b1_options_that_are_told_where_ports_of_the_host_keep_too_much_are_enough() {
+    let options = |text: &str| -> BTreeMap<String, String> {
+        text.split(',').map(|pair| pair.split_once('=').unwrap()).map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    };
+    let mut followed: BTreeMap<String, usize> = BTreeMap::new();
+    for which in ["all", "switches", "used"] {
+        for more in [
+            "",
+            ",hotplug-mem=0,hotplug-mem32=0",
+            ",hotplug-mem=256G",
+            ",hotplug-mem32=512M",
+            ",root-ports=3,hotplug-mem=256G",
+            ",hotplug-buses=99",
+        ] {
+            for (low, bits) in [(16 << 20, 46), (16 << 20, 38), (256 << 20, 38), (256 << 20, 40), (512 << 20, 46)] {
+                let asked = options(&format!("topology=host,host-ports={which}{more}"));
+                let Err(told) = planned(&asked, low, bits) else { continue };
+                for way in told.split("--pcie ").skip(1) {
+                    let way = way.split([' ', ';']).next().unwrap().trim_end_matches(',');
+                    let mut less = asked.clone();
+                    less.extend(options(way));
+                    assert_eq!(planned(&less, low, bits), Ok(()), "{asked:?}: {told}");
+                    options(way).into_keys().for_each(|key| *followed.entry(key).or_default() += 1);
+                }
+                if let Some((_, ports)) = told.split_once(" of the 3 free hot-plug ports") {
+                    let stay = told.strip_suffix(ports).unwrap().rsplit(' ').nth(6).unwrap();
+                    let fewer = BTreeMap::from([("root-ports".to_owned(), stay.to_owned())]);
+                    assert_eq!(
+                        planned(&asked.clone().into_iter().chain(fewer).collect(), low, bits),
+                        Ok(()),
+                        "{asked:?}: {told}"
+                    );
+                    *followed.entry("root-ports".to_owned()).or_default() += 1;
+                }
+            }
+        }
+    }
+    for key in ["hotplug-mem", "hotplug-mem32", "hotplug-buses", "host-ports", "root-ports"] {
+        assert!(followed.contains_key(key), "{key}: {followed:?}");
+    }
 }
