@@ -171,59 +171,11 @@ impl MemoryMap {
         check(request)?;
         let limit = 1u64 << request.physical_address_bits;
         let reserved = merged(&request.reserved);
-
-        let low = Range { start: 0, end: request.ram.min(LOW_RAM_END) };
-        if let Some(hole) = reserved.iter().find(|hole| hole.overlaps(&low)) {
-            return Err(MemoryMapError::ReservedInRam { hole: *hole });
-        }
-        let (high, ram_end) = fill(request.ram - low.len(), FOUR_GIB, &reserved);
-        if ram_end > limit && request.ram > LOW_RAM_END {
-            return Err(MemoryMapError::RamTooLarge {
-                ram: request.ram,
-                bits: request.physical_address_bits,
-                most: room(LOW_RAM_END, FOUR_GIB, limit, &reserved),
-            });
-        }
-        let mut ram = vec![low];
-        ram.extend(high);
-
+        let (ram, ram_end) = lay_ram(request, limit, &reserved)?;
         let window = Range { start: LOW_RAM_END, end: ECAM_BASE };
         let mmio32 = pieces(window, &reserved).into_iter().max_by_key(Range::len).ok_or(MemoryMapError::NoWindow { window })?;
-
-        let first = align_up(ram_end.max(FOUR_GIB), HOT_PLUG_ALIGNMENT);
-        let (hot_plug, hot_plug_end) = fill(request.hot_plug, first, &reserved);
-        if request.hot_plug > 0 && hot_plug_end > limit {
-            return Err(MemoryMapError::HotPlugTooLarge {
-                hot_plug: request.hot_plug,
-                bits: request.physical_address_bits,
-                most: room(0, first, limit, &reserved),
-            });
-        }
-
-        let mut free = if request.hot_plug > 0 { hot_plug_end } else { ram_end.max(FOUR_GIB) };
-        let mut ecam = Vec::with_capacity(request.segments.len());
-        for buses in &request.segments {
-            let start = if buses.segment == 0 {
-                ECAM_BASE
-            } else {
-                let start = clear_of(free, ECAM_SEGMENT_SIZE, &reserved);
-                free = start.saturating_add(ECAM_SEGMENT_SIZE);
-                if free > limit {
-                    return Err(MemoryMapError::EcamDoesNotFit {
-                        segment: buses.segment,
-                        bits: request.physical_address_bits,
-                        needed: bits_for(free),
-                    });
-                }
-                start
-            };
-            ecam.push(Ecam {
-                segment: buses.segment,
-                last_bus: buses.last_bus,
-                range: Range::sized(start, ecam_len(buses.last_bus)),
-            });
-        }
-
+        let (hot_plug, free) = lay_hot_plug(request, ram_end, limit, &reserved)?;
+        let (ecam, free) = lay_ecam(request, free, limit, &reserved)?;
         Ok(MemoryMap {
             ram,
             hot_plug,
@@ -255,6 +207,67 @@ impl MemoryMap {
             ecam.range.end = ecam.range.start.saturating_add(ecam_len(ecam.last_bus));
         }
     }
+}
+
+/// RAM, from 0 to [`LOW_RAM_END`] and from 4 GiB on, and its end.
+fn lay_ram(request: &MemoryMapRequest, limit: u64, reserved: &[Range]) -> Result<(Vec<Range>, u64), MemoryMapError> {
+    let low = Range { start: 0, end: request.ram.min(LOW_RAM_END) };
+    if let Some(hole) = reserved.iter().find(|hole| hole.overlaps(&low)) {
+        return Err(MemoryMapError::ReservedInRam { hole: *hole });
+    }
+    let (high, end) = fill(request.ram - low.len(), FOUR_GIB, reserved);
+    if end > limit && request.ram > LOW_RAM_END {
+        return Err(MemoryMapError::RamTooLarge {
+            ram: request.ram,
+            bits: request.physical_address_bits,
+            most: room(LOW_RAM_END, FOUR_GIB, limit, reserved),
+        });
+    }
+    let mut ram = vec![low];
+    ram.extend(high);
+    Ok((ram, end))
+}
+
+/// Where memory may come behind RAM, which ends at `ram_end`, and what is free above.
+fn lay_hot_plug(
+    request: &MemoryMapRequest,
+    ram_end: u64,
+    limit: u64,
+    reserved: &[Range],
+) -> Result<(Vec<Range>, u64), MemoryMapError> {
+    let above = ram_end.max(FOUR_GIB);
+    let first = align_up(above, HOT_PLUG_ALIGNMENT);
+    let (hot_plug, end) = fill(request.hot_plug, first, reserved);
+    if request.hot_plug > 0 && end > limit {
+        return Err(MemoryMapError::HotPlugTooLarge {
+            hot_plug: request.hot_plug,
+            bits: request.physical_address_bits,
+            most: room(0, first, limit, reserved),
+        });
+    }
+    Ok((hot_plug, if request.hot_plug > 0 { end } else { above }))
+}
+
+/// ECAM of each segment, that of segments other than 0 from `free` on, and what is free above.
+fn lay_ecam(
+    request: &MemoryMapRequest,
+    mut free: u64,
+    limit: u64,
+    reserved: &[Range],
+) -> Result<(Vec<Ecam>, u64), MemoryMapError> {
+    let mut ecam = Vec::with_capacity(request.segments.len());
+    for &SegmentBuses { segment, last_bus } in &request.segments {
+        let start = if segment == 0 { ECAM_BASE } else { clear_of(free, ECAM_SEGMENT_SIZE, reserved) };
+        if segment != 0 {
+            free = start.saturating_add(ECAM_SEGMENT_SIZE);
+            if free > limit {
+                let (bits, needed) = (request.physical_address_bits, bits_for(free));
+                return Err(MemoryMapError::EcamDoesNotFit { segment, bits, needed });
+            }
+        }
+        ecam.push(Ecam { segment, last_bus, range: Range::sized(start, ecam_len(last_bus)) });
+    }
+    Ok((ecam, free))
 }
 
 impl fmt::Display for MemoryMap {
