@@ -39,88 +39,83 @@ impl Service {
     /// Serves one request. Descriptors that nobody took are closed.
     pub(super) async fn serve(&self, request: Request) -> Reply {
         match find(&request.method, &request.path) {
-            Ok(endpoint) => self.call(endpoint, &request.body, request.descriptors).await,
+            Ok(endpoint) => self.call(endpoint, &request.body, request.descriptors).await.unwrap_or_else(Reply::Error),
             Err(reply) => reply,
         }
     }
 
-    async fn call(&self, endpoint: Endpoint, body: &[u8], descriptors: Passed) -> Reply {
-        let notes = &self.notes;
-        let needs_vm = !matches!(
-            endpoint,
-            Endpoint::Ping
-                | Endpoint::VmmShutdown
-                | Endpoint::Create
-                | Endpoint::Restore
-                | Endpoint::Events
-                | Endpoint::Document
-                | Endpoint::Unsupported(_)
-        );
+    async fn call(&self, endpoint: Endpoint, body: &[u8], descriptors: Passed) -> Result<Reply, ApiError> {
         let info = self.published.get();
-        if needs_vm && info.is_none() {
-            return Reply::Error(ApiError::no_vm());
+        if endpoint.needs_vm() && info.is_none() {
+            return Err(ApiError::no_vm());
         }
-        match endpoint {
-            Endpoint::Ping => Reply::Json(dialect::ping()),
-            Endpoint::Info => info.map_or_else(|| Reply::Error(ApiError::no_vm()), |info| Reply::Json(dialect::vm_info(&info))),
+        Ok(match endpoint {
+            Endpoint::Ping => dialect::ping().into(),
+            Endpoint::Info => {
+                let info = info.ok_or_else(ApiError::no_vm)?;
+                dialect::vm_info(&info).into()
+            }
             Endpoint::Document => Reply::Document(DOCUMENT),
             Endpoint::Events => self.events(),
-            Endpoint::Unsupported(name) => Reply::Error(ApiError::unsupported(name)),
-            Endpoint::Create => match dialect::create(body, &self.base, notes) {
-                Ok(config) => self.ask(|reply| Command::Create { config: Box::new(config), reply }).await.into(),
-                Err(error) => Reply::Error(error),
-            },
-            Endpoint::Delete => self.end(|reply| Command::Delete { reply }).await.into(),
-            Endpoint::Boot => self.ask(|reply| Command::Boot { reply }).await.into(),
-            Endpoint::Shutdown => self.end(|reply| Command::Shutdown { reply }).await.into(),
-            Endpoint::Reboot => self.ask(|reply| Command::Reboot { reply }).await.into(),
-            Endpoint::PowerButton => self.ask(|reply| Command::PowerButton { reply }).await.into(),
-            Endpoint::Pause => self.ask(|reply| Command::Pause { reply }).await.into(),
-            Endpoint::Resume => self.ask(|reply| Command::Resume { reply }).await.into(),
-            Endpoint::VmmShutdown => self.end(|reply| Command::VmmShutdown { reply }).await.into(),
-            Endpoint::Counters => self.ask(|reply| Command::Counters { reply }).await.map(|all| dialect::counters(&all)).into(),
-            Endpoint::Devices => {
-                self.ask(|reply| Command::ListDevices { reply }).await.map(|listing| dialect::listing(&listing)).into()
-            }
-            Endpoint::Snapshot => match dialect::snapshot(body, notes) {
-                Ok(to) => self.ask(|reply| Command::Snapshot { to, reply }).await.into(),
-                Err(error) => Reply::Error(error),
-            },
-            Endpoint::Restore => match dialect::restore(body, notes) {
-                Ok(dialect::Restore { from, prefault, resume }) => {
-                    let restored = self.ask(|reply| Command::Restore { from, prefault, reply }).await;
-                    match restored {
-                        Ok(()) if resume => self.ask(|reply| Command::Resume { reply }).await.into(),
-                        restored => restored.into(),
-                    }
-                }
-                Err(error) => Reply::Error(error),
-            },
-            Endpoint::Resize => match dialect::resize(body, notes) {
-                Ok(to) => self.ask(|reply| Command::Resize { to, reply }).await.into(),
-                Err(error) => Reply::Error(error),
-            },
-            Endpoint::RemoveDevice => match dialect::remove_device(body, notes) {
-                Ok(id) => self.ask(|reply| Command::RemoveDevice { id, reply }).await.into(),
-                Err(error) => Reply::Error(error),
-            },
-            Endpoint::InjectError => match dialect::inject_error(body, notes) {
-                Ok((at, error)) => {
-                    let injected = self.ask(|reply| Command::InjectError { at, error, reply }).await;
-                    injected.map(|injection| dialect::injection(&injection)).into()
-                }
-                Err(error) => Reply::Error(error),
-            },
+            Endpoint::Unsupported(name) => return Err(ApiError::unsupported(name)),
+            Endpoint::Delete => self.end(|reply| Command::Delete { reply }).await?.into(),
+            Endpoint::Boot => self.ask(|reply| Command::Boot { reply }).await?.into(),
+            Endpoint::Shutdown => self.end(|reply| Command::Shutdown { reply }).await?.into(),
+            Endpoint::Reboot => self.ask(|reply| Command::Reboot { reply }).await?.into(),
+            Endpoint::PowerButton => self.ask(|reply| Command::PowerButton { reply }).await?.into(),
+            Endpoint::Pause => self.ask(|reply| Command::Pause { reply }).await?.into(),
+            Endpoint::Resume => self.ask(|reply| Command::Resume { reply }).await?.into(),
+            Endpoint::VmmShutdown => self.end(|reply| Command::VmmShutdown { reply }).await?.into(),
+            Endpoint::Counters => dialect::counters(&self.ask(|reply| Command::Counters { reply }).await?).into(),
+            Endpoint::Devices => dialect::listing(&self.ask(|reply| Command::ListDevices { reply }).await?).into(),
+            Endpoint::Create
+            | Endpoint::Snapshot
+            | Endpoint::Restore
+            | Endpoint::Resize
+            | Endpoint::RemoveDevice
+            | Endpoint::InjectError => self.call_with(endpoint, body).await?,
             Endpoint::AddDevice | Endpoint::AddDisk | Endpoint::AddNet | Endpoint::AddFs | Endpoint::AddVsock => {
-                match self.addition(endpoint, body, descriptors) {
-                    Ok((command, answer)) => {
-                        self.controller.send(command);
-                        added(answer.await)
-                    }
-                    Err(error) => Reply::Error(error),
+                let (command, answer) = self.addition(endpoint, body, descriptors)?;
+                self.controller.send(command);
+                answer.await?.map_or(Reply::Done, |device| dialect::added(&device).into())
+            }
+        })
+    }
+
+    /// Calls what takes a body and adds no device.
+    async fn call_with(&self, endpoint: Endpoint, body: &[u8]) -> Result<Reply, ApiError> {
+        let notes = &self.notes;
+        match endpoint {
+            Endpoint::Create => {
+                let config = Box::new(dialect::create(body, &self.base, notes)?);
+                self.ask(|reply| Command::Create { config, reply }).await?;
+            }
+            Endpoint::Snapshot => {
+                let to = dialect::snapshot(body, notes)?;
+                self.ask(|reply| Command::Snapshot { to, reply }).await?;
+            }
+            Endpoint::Restore => {
+                let dialect::Restore { from, prefault, resume } = dialect::restore(body, notes)?;
+                self.ask(|reply| Command::Restore { from, prefault, reply }).await?;
+                if resume {
+                    self.ask(|reply| Command::Resume { reply }).await?;
                 }
+            }
+            Endpoint::Resize => {
+                let to = dialect::resize(body, notes)?;
+                self.ask(|reply| Command::Resize { to, reply }).await?;
+            }
+            Endpoint::RemoveDevice => {
+                let id = dialect::remove_device(body, notes)?;
+                self.ask(|reply| Command::RemoveDevice { id, reply }).await?;
+            }
+            _ => {
+                let (at, error) = dialect::inject_error(body, notes)?;
+                let injection = self.ask(|reply| Command::InjectError { at, error, reply }).await?;
+                return Ok(dialect::injection(&injection).into());
             }
         }
+        Ok(Reply::Done)
     }
 
     /// What happens from now on, after what holds at this moment.
@@ -162,14 +157,6 @@ impl Service {
         let (reply, answer) = To::new();
         self.controller.send(command(reply));
         answer.await
-    }
-}
-
-fn added(answer: Result<Added, ApiError>) -> Reply {
-    match answer {
-        Ok(Some(device)) => Reply::Json(dialect::added(&device)),
-        Ok(None) => Reply::Done,
-        Err(error) => Reply::Error(error),
     }
 }
 

@@ -91,12 +91,6 @@ fn with_type(body: Body, content: &'static str, close: bool) -> Response<Body> {
     response
 }
 
-impl<T: Into<Reply>> From<Result<T, ApiError>> for Reply {
-    fn from(result: Result<T, ApiError>) -> Self {
-        result.map_or_else(Self::Error, Into::into)
-    }
-}
-
 impl From<()> for Reply {
     fn from((): ()) -> Self {
         Self::Done

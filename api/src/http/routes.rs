@@ -36,6 +36,16 @@ pub(super) enum Endpoint {
     Unsupported(&'static str),
 }
 
+impl Endpoint {
+    /// Whether it is of no use before there is a machine.
+    pub(super) const fn needs_vm(self) -> bool {
+        !matches!(
+            self,
+            Self::Ping | Self::VmmShutdown | Self::Create | Self::Restore | Self::Events | Self::Document | Self::Unsupported(_)
+        )
+    }
+}
+
 const PREFIX: &str = "/api/v1/";
 
 /// Name after the prefix, verb, endpoint.
