@@ -18,7 +18,7 @@ use crate::spec::Host;
 mod roots;
 mod spread;
 
-pub use roots::{Near, free_name, gaps, place_roots};
+pub use roots::{Near, Roots, free_name, gaps, place_roots};
 pub use spread::{SPREAD, SpreadError, smallest, spread};
 
 /// Within a node (ACPI 6.5 5.2.17).

@@ -30,7 +30,7 @@ use crate::cmdline;
 use crate::cold_plug::{self, ColdPlugError, Loose, Own};
 use crate::effects::BarAccess;
 use crate::host::tree::HostTree;
-use crate::numa::{self, GuestNuma, Near, NumaError};
+use crate::numa::{self, GuestNuma, Near, NumaError, Roots};
 use crate::processors;
 use crate::replicate::{GpuOrder, HostRoot, ReplicaError, Requested, Wishes, replicate};
 use crate::resize::Room;
@@ -208,8 +208,8 @@ pub fn spec(config: &VmConfig, host: &Host) -> Result<Spec, SpecError> {
     spec.add_own(own, config.pcie.virtio);
     spec.attach_stubs()?;
     spec.place_in_nodes(config, host)?;
-    let movable = movable(config);
-    budget::spread(&mut spec.topology, &config.pcie, spec.numa.as_ref().filter(|_| movable).map_or(0, |numa| numa.nodes.len()));
+    let nodes = spec.numa.as_ref().filter(|_| roots(config) == Roots::MayBeAdded).map_or(0, |numa| numa.nodes.len());
+    budget::spread(&mut spec.topology, &config.pcie, nodes);
     let warnings = peers::warnings(config, &spec, host);
     spec.notes.extend(warnings);
     spec.notes.extend(cmdline::notes(config));
@@ -441,7 +441,7 @@ impl Spec {
             Some(numa) => {
                 let devices = host.wanted.iter().map(|(name, at)| (Name(name.clone()), *at));
                 let near = Near { devices: &devices.collect(), roots: &self.host_roots };
-                let notes = numa::place_roots(&mut self.topology, numa, &host.tree, &near, movable(config))?;
+                let notes = numa::place_roots(&mut self.topology, numa, &host.tree, &near, roots(config))?;
                 self.notes.extend(notes);
                 // This host gives none of what one that is data would.
                 let nodes = self.numa.iter_mut().flat_map(|numa| &mut numa.nodes);
@@ -456,9 +456,12 @@ impl Spec {
     }
 }
 
-/// Whether nobody says which root complexes there are.
-fn movable(config: &VmConfig) -> bool {
-    config.topology.is_none() && config.pcie.topology != TopologyPolicy::Host
+/// Whether somebody says which root complexes there are.
+fn roots(config: &VmConfig) -> Roots {
+    match (&config.topology, config.pcie.topology) {
+        (None, TopologyPolicy::RootPorts | TopologyPolicy::Switch | TopologyPolicy::Flat) => Roots::MayBeAdded,
+        _ => Roots::AreGiven,
+    }
 }
 
 /// What devices hang on where neither file nor flag says it.

@@ -33,8 +33,16 @@ pub fn gaps(topology: &Topology) -> Option<String> {
     ))
 }
 
-/// Gives root complexes their nodes, by what is `near` them; `movable` says that root complexes may be added. Returns what a
-/// user should know.
+/// Whether root complexes may be added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Roots {
+    /// They may: devices move to one of their own node.
+    MayBeAdded,
+    /// They are a copy of the host's, or a topology file's.
+    AreGiven,
+}
+
+/// Gives root complexes their nodes, by what is `near` them. Returns what a user should know.
 ///
 /// # Errors
 /// If a root complex names a node that does not exist.
@@ -43,61 +51,28 @@ pub fn place_roots(
     numa: &GuestNuma,
     tree: &HostTree,
     near: &Near<'_>,
-    movable: bool,
+    roots: Roots,
 ) -> Result<Vec<String>, NumaError> {
-    let last = numa.nodes.len().saturating_sub(1);
-    for root in &topology.root_complexes {
-        if let Some(node) = root.node.filter(|node| usize::try_from(*node).is_ok_and(|node| node > last)) {
-            return Err(NumaError::RootNode { root: root.name.to_string(), node, last });
-        }
-    }
+    check_nodes(topology, numa)?;
     let mut notes = Vec::new();
     let below = Below::new(topology, near.devices);
-    for (index, devices) in below.roots.into_iter().enumerate() {
+    for (index, devices) in below.roots.iter().enumerate() {
         let Some(root) = topology.root_complexes.get(index).cloned() else { continue };
-        // Devices and what holds them on the root bus, by node.
-        let mut nodes: BTreeMap<u32, Vec<&(Name, usize)>> = BTreeMap::new();
-        let mut unknown = false;
-        for device in &devices {
-            let host = below.of.get(&device.0).and_then(|at| tree.get(*at)?.numa_node);
-            match host.and_then(|host| Some((host, numa.near(host, tree)?))) {
-                Some((host, (node, exact))) => {
-                    if !exact {
-                        notes.push(format!(
-                            "{} is near to host node {host}, which no guest node stands for: it is told to be near to guest node {node}, the nearest",
-                            device.0
-                        ));
-                    }
-                    nodes.entry(node).or_default().push(device);
-                }
-                None => unknown = true,
-            }
-        }
-        // On a tie the lowest number.
-        let most = nodes.iter().max_by_key(|(node, devices)| (devices.len(), u32::MAX - **node)).map(|(node, _)| *node);
-        let node = match (root.node, most) {
-            (Some(given), _) => Some(given),
-            (None, Some(most)) => Some(most),
+        let sorted = ByNode::sort(devices, &below, numa, tree, &mut notes);
+        let node = root.node.or_else(|| sorted.most()).or_else(|| {
             // Host devices may come to the copy of a root complex. Emulated ones are as near to one node as to another.
-            (None, None) => {
-                let copied = near.roots.get(&root.name).and_then(|host| numa.near(host.node?, tree));
-                copied.map(|(node, _)| node).or((!unknown).then_some(0))
-            }
-        };
+            let copied = near.roots.get(&root.name).and_then(|host| numa.near(host.node?, tree));
+            copied.map(|(node, _)| node).or((!sorted.unknown).then_some(0))
+        });
         if let Some(root) = topology.root_complexes.get_mut(index) {
             root.node = node;
         }
-        for (other, devices) in nodes.into_iter().filter(|(other, _)| Some(*other) != node) {
-            let (free, fixed): (Vec<_>, Vec<_>) = devices
-                .into_iter()
-                .partition(|(_, top)| movable && topology.nodes.get(*top).is_some_and(|top| top.place == Place::default()));
+        for (other, devices) in sorted.nodes.into_iter().filter(|(other, _)| Some(*other) != node) {
+            let (free, fixed): (Vec<_>, Vec<_>) = devices.into_iter().partition(|(_, top)| {
+                roots == Roots::MayBeAdded && topology.nodes.get(*top).is_some_and(|top| top.place == Place::default())
+            });
             if !free.is_empty() {
-                let name = free_name(topology);
-                for (_, top) in free {
-                    topology.nodes.iter_mut().skip(*top).take(1).for_each(|top| top.on = name.clone());
-                }
-                let segment = root.segment;
-                topology.root_complexes.push(RootComplexSpec { name, segment, node: Some(other), first_bus: None });
+                move_to_own_root(topology, &free, root.segment, other);
             }
             for (device, _) in fixed {
                 notes.push(format!(
@@ -109,6 +84,61 @@ pub fn place_roots(
         }
     }
     Ok(notes)
+}
+
+/// Whether every node that a root complex names is there.
+fn check_nodes(topology: &Topology, numa: &GuestNuma) -> Result<(), NumaError> {
+    let last = numa.nodes.len().saturating_sub(1);
+    for root in &topology.root_complexes {
+        if let Some(node) = root.node.filter(|node| usize::try_from(*node).is_ok_and(|node| node > last)) {
+            return Err(NumaError::RootNode { root: root.name.to_string(), node, last });
+        }
+    }
+    Ok(())
+}
+
+/// Moves what holds `devices` on the root bus to a new root complex on `node`.
+fn move_to_own_root(topology: &mut Topology, devices: &[&(Name, usize)], segment: u16, node: u32) {
+    let name = free_name(topology);
+    for (_, top) in devices {
+        topology.nodes.iter_mut().skip(*top).take(1).for_each(|top| top.on = name.clone());
+    }
+    topology.root_complexes.push(RootComplexSpec { name, segment, node: Some(node), first_bus: None });
+}
+
+/// Devices below a root complex, and what holds each on the root bus, by the guest's node that they are near to.
+struct ByNode<'a> {
+    nodes: BTreeMap<u32, Vec<&'a (Name, usize)>>,
+    /// There are some of which nobody knows it.
+    unknown: bool,
+}
+
+impl<'a> ByNode<'a> {
+    /// Sorts `devices`; adds to `notes` where none of the guest's nodes stands for the host's.
+    fn sort(devices: &'a [(Name, usize)], below: &Below<'_>, numa: &GuestNuma, tree: &HostTree, notes: &mut Vec<String>) -> Self {
+        let mut sorted = Self { nodes: BTreeMap::new(), unknown: false };
+        for device in devices {
+            let host = below.of.get(&device.0).and_then(|at| tree.get(*at)?.numa_node);
+            match host.and_then(|host| Some((host, numa.near(host, tree)?))) {
+                Some((host, (node, exact))) => {
+                    if !exact {
+                        notes.push(format!(
+                            "{} is near to host node {host}, which no guest node stands for: it is told to be near to guest node {node}, the nearest",
+                            device.0
+                        ));
+                    }
+                    sorted.nodes.entry(node).or_default().push(device);
+                }
+                None => sorted.unknown = true,
+            }
+        }
+        sorted
+    }
+
+    /// The node that most are near to; on a tie the lowest number.
+    fn most(&self) -> Option<u32> {
+        self.nodes.iter().max_by_key(|(node, devices)| (devices.len(), u32::MAX - **node)).map(|(node, _)| *node)
+    }
 }
 
 /// The host functions below each root complex, and what holds each on the root bus.
