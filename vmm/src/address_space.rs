@@ -109,6 +109,12 @@ impl AddressSpace {
         Arc::new(Self { ram, windows: RwLock::default() })
     }
 
+    /// RAM, as those hold it who do not run in the guest.
+    #[must_use]
+    pub const fn ram(&self) -> &Memory {
+        &self.ram
+    }
+
     /// Opens a window of `len` bytes in which a function answers. The caller keeps windows from overlapping.
     pub fn open(&self, at: u64, len: u64, part: Trapped) {
         self.insert(at, Window { len, answer: Answer::Function(part) });

@@ -29,6 +29,7 @@ use crate::machine::Design;
 use crate::outputs::Outputs;
 use crate::plan::MachinePlan;
 use crate::print;
+use crate::resets::{self, Start};
 use crate::run::{self, RunError, exit_code};
 use crate::spec::{self, Host, Spec};
 
@@ -71,7 +72,8 @@ pub fn run(options: &DemoOptions) -> Result<u8, DemoError> {
         state: None,
     };
     let ground = Groundwork::open(vm, &run::needs(&config, &spec, &plan), None).map_err(RunError::from)?;
-    let end = outputs.run(ground, None, &design, &boot, None, None).map(exit_code);
+    let start = Start { ground, threads: None, saved: None };
+    let end = resets::run(&outputs, &design, start, &boot, None).map(exit_code);
     outputs.close();
     let (seen, report) = (text(&mut serial)?, text(&mut debug)?);
     let seen = Seen(&seen);

@@ -90,17 +90,16 @@ pub struct Order<'a> {
 }
 
 impl Factory {
-    /// For the machine `vm` with `memory`; virtio devices use `backends`. `functions` are open and reach it.
+    /// For the machine `vm` with the RAM of `space`; virtio devices use `backends`. `functions` are open and reach RAM.
     #[must_use]
     pub fn new(
         vm: Arc<Vm>,
-        memory: Memory,
-        functions: Functions,
         space: Arc<AddressSpace>,
-        routes: GsiTable,
+        functions: Functions,
         backends: Arc<Backends>,
         listeners: Listeners,
     ) -> Self {
+        let (memory, routes) = (space.ram().clone(), GsiTable::new(vm.fd()));
         let msi: Arc<dyn MsiPort> = Arc::new(SignalMsi(vm.fd()));
         let Functions { domain, open } = functions;
         let wires = BTreeMap::new();
@@ -112,6 +111,12 @@ impl Factory {
             }
         }
         factory
+    }
+
+    /// Interrupt routes.
+    #[must_use]
+    pub const fn routes(&self) -> &GsiTable {
+        &self.routes
     }
 
     /// Who hears what devices can no longer do.

@@ -13,7 +13,7 @@
 //! | how do devices come and go? | [`hotplug`], [`bus_slots`], [`slot_events`], [`host_signals`], [`arrivals`], [`additions`] |
 //! | how do processors and memory come and go? | [`resize`], [`ejected`] |
 //! | what stays through a reset? | [`changes`], [`spare`] |
-//! | who runs a machine from its start to its end? | [`run`], [`outputs`], [`main_loop`], [`signals`], [`terminal`], `working_set` |
+//! | who runs a machine from its start to its end? | [`run`], [`resets`], [`outputs`], [`main_loop`], [`signals`], [`terminal`], `working_set` |
 //! | who carries out what API clients ask for? | [`serve`], [`session`], [`between`], `waiting`, [`listing`], `inject` |
 //! | how does a machine go on in another process? | [`snapshot`] |
 //! | what do the other commands do? | [`ctl`], [`topology`], [`check`], [`cdi`], [`demo`] |
@@ -66,6 +66,7 @@ pub mod ports;
 pub mod print;
 pub mod processors;
 pub mod replicate;
+pub mod resets;
 pub mod resize;
 pub mod run;
 pub mod serve;

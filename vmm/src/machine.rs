@@ -3,6 +3,7 @@
 //! All memory slots are set before the interrupt controller and the vCPUs exist (see [`crate::kvm::Vm`]), so endpoints are
 //! made and everything that the plan makes reachable is mapped first.
 
+mod assembly;
 mod hierarchy;
 mod load;
 mod state;
@@ -15,10 +16,10 @@ use api::error::ErrorKind;
 use api::info::Step;
 use arch::memory_map::Range;
 use arch::x86_64::acpi::AcpiError;
-use devices::acpi::{HotPlugRegisters, MemoryDevice};
+use devices::acpi::MemoryDevice;
 use devices::complaints::FailureSink;
 use devices::gate::{Gate, Reason};
-use devices::legacy::{ConsoleSink, PanicPort, PanicSink, ResetControl, Serial};
+use devices::legacy::{ConsoleSink, PanicSink, Serial};
 use devices::vfio::Domain;
 use devices::virtio::balloon::BalloonControl;
 use devices::virtio::{Memory, console};
@@ -30,7 +31,7 @@ use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
 use crate::backends::Backends;
 use crate::boot::{BootError, FirmwareError, KernelError};
-use crate::bus_slots::{BusSlots, Slot};
+use crate::bus_slots::BusSlots;
 use crate::changes::Added;
 use crate::counters::Report;
 use crate::ejected::Ejected;
@@ -39,18 +40,19 @@ use crate::groundwork::{Groundwork, GroundworkError, Preparation, Work, fixed, t
 use crate::host::recorded::RecordedHost;
 use crate::host_signals::HostSignals;
 use crate::hotplug::{self, HotPlugError};
-use crate::kvm::{EdgeLine, GsiTable, KvmError, SlotError, Slots, Vm};
-use crate::main_loop::{End, Ending};
+use crate::kvm::{KvmError, SlotError};
+use crate::main_loop::Ending;
 use crate::memory::{self, MemoryError};
 use crate::mirrors::MirrorsError;
 use crate::pci_bus::PciBus;
 use crate::plan::MachinePlan;
-use crate::ports::{self, PortsError};
-use crate::resize::{Extent, Room};
+use crate::ports::{self, Legacy, PortsError};
+use crate::resize::Extent;
 use crate::slot_events::SlotEvents;
 use crate::spec::Spec;
-use crate::vcpu::{Maker, Named, Runner, SetupError, ThreadError, Threads, Vcpu};
+use crate::vcpu::{Maker, SetupError, ThreadError, Threads, Vcpu, WaitingThreads};
 
+pub use assembly::Assembly;
 use hierarchy::Endpoints;
 pub use load::check_payload;
 use load::{Image, load};
@@ -100,105 +102,73 @@ pub struct Design<'a> {
 /// A machine whose vCPUs run.
 pub struct Machine {
     threads: Threads,
-    /// The serial line, for input.
-    pub serial: Arc<Serial>,
     legacy: Legacy,
     /// The virtio console, for input.
     pub console: Option<Arc<console::Input>>,
     /// Where its end is announced.
     pub ending: Arc<Ending>,
     pci: Arc<PciBus>,
-    routes: GsiTable,
     ram: Memory,
-    hot_plug: Arc<HotPlugRegisters>,
     ejected: Arc<Ejected>,
     maker: Maker,
     /// vCPUs that the guest gave back, which KVM keeps.
     parked: BTreeMap<u8, Vcpu>,
     slot_events: Arc<SlotEvents>,
-    bus_slots: Option<Arc<BusSlots>>,
     signals: Arc<HostSignals>,
     _firmware: Option<GuestMemoryMmap>,
     factory: Factory,
 }
 
 impl Machine {
-    /// Builds and starts a machine on `ground`, its vCPUs on the threads `named` if these are there already.
+    /// Builds and starts a machine on `ground`, its vCPUs on `threads` if these are there already.
     pub fn start(
         ground: Groundwork,
-        named: Option<Named>,
+        threads: Option<WaitingThreads>,
         design: &Design<'_>,
         surroundings: &Surroundings,
     ) -> Result<Self, MachineError> {
         let Groundwork { vm, ram, used, functions, .. } = ground;
-        let vm = Arc::new(vm);
-        let config = design.config;
         let image = Image::to_load(design)?;
         let ending = Ending::new().map_err(MachineError::Event)?;
-        let mut slots = Slots::new(vm.fd(), vm.max_slots());
-        for region in memory::regions(&ram) {
-            // SAFETY: `ram` is kept by the machine until its vCPUs have ended.
-            unsafe { slots.add(region.at, region.len, region.host) }?;
-        }
+        let assembly = Assembly { vm: Arc::new(vm), design: *design, surroundings, ending };
+        let mut slots = assembly.ram_slots(&ram)?;
         let firmware = image.as_ref().map(|image| image.map(&mut slots, &ram, design)).transpose()?.flatten();
         let memory = Memory::new(ram.clone());
-        place_blocks(design, &ram, used);
-        let Endpoints { space, routes, mut factory, signals, console, slot_events, pci } =
-            Endpoints::make(&vm, memory.clone(), slots, functions, design, surroundings, &ending)?;
-        vm.create_interrupt_controller()?;
+        assembly.place_blocks(&ram, used);
+        let Endpoints { space, mut factory, signals, console, slot_events, pci } =
+            Endpoints::make(&assembly, memory.clone(), slots, functions)?;
+        assembly.vm.create_interrupt_controller()?;
         factory.attach_wires().map_err(MachineError::Event)?;
-        let bus_slots = bus_slots(&vm, design, &pci, &slot_events);
+        let bus_slots = assembly.bus_slots(&pci, &slot_events);
         let again = hotplug::newcomer::restore(&pci, &mut factory, design.added, bus_slots.as_deref());
         again.map_err(|(device, source)| MachineError::added(device, source))?;
-        let extent = design.extent.cloned().unwrap_or_else(|| Extent::at_start(config));
+        let extent = design.extent.cloned().unwrap_or_else(|| Extent::at_start(design.config));
         let entry = match image.filter(|_| design.state.is_none()) {
             Some(image) => load(&ram, used, image, design, &extent)?,
             None => None,
         };
-        let maker = maker(&vm, design);
+        let maker = assembly.maker();
         let vcpus: Vec<Vcpu> = extent.cpus.iter().map(|id| maker.make(*id, entry.as_ref())).collect::<Result<_, _>>()?;
         let ejected = Arc::new(Ejected::new().map_err(MachineError::Event)?);
-        let hot_plug = hot_plug_registers(&vm, &extent, &ejected);
-        let wired = ports::wire(&vm, config, surroundings, &ending, &pci, &hot_plug, bus_slots.as_ref())?;
-        let legacy = Legacy {
-            serial: Arc::clone(&wired.serial),
-            reset: wired.reset,
-            panic: wired.panic,
-            hot_plug: Arc::clone(&hot_plug),
-            bus_slots: bus_slots.clone(),
-        };
+        let registers = assembly.hot_plug_registers(&extent, &ejected);
+        let (ports, legacy) = ports::wire(&assembly, &pci, registers, bus_slots)?;
         let gate = Gate::default();
         if let Some(state) = design.state {
             gate.close(Reason::Pause);
-            state::restore(state, &vm, &pci, &legacy, &vcpus)?;
+            state::restore(state, &assembly.vm, &pci, &legacy, &vcpus)?;
         }
-        let runner = Arc::new(Runner {
-            ports: wired.ports,
-            pci: Arc::clone(&pci),
-            space,
-            stop: Arc::clone(&ending.stop),
-            gate: Arc::new(gate),
-            ended: {
-                let ending = Arc::clone(&ending);
-                Box::new(move |ended| ending.say(End::Vcpu(ended)))
-            },
-        });
-        let threads = Threads::start(vcpus, named, &runner)?;
+        let threads = Threads::start(vcpus, threads, &assembly.runner(ports, &pci, space, gate))?;
         Ok(Self {
             threads,
-            serial: wired.serial,
             legacy,
             console,
-            ending,
+            ending: assembly.ending,
             pci,
-            routes,
             ram: memory,
-            hot_plug,
             ejected,
             maker,
             parked: BTreeMap::new(),
             slot_events,
-            bus_slots,
             signals,
             _firmware: firmware,
             factory,
@@ -217,7 +187,7 @@ impl Machine {
     /// Gives the guest processor `number`, which it does not have or was asked to give back.
     pub fn add_cpu(&mut self, number: u8) -> Result<(), MachineError> {
         // It may have given it back since it was asked.
-        if !self.hot_plug.keep_cpu(number) {
+        if !self.legacy.hot_plug.keep_cpu(number) {
             self.take_ejected();
             let vcpu = match self.parked.remove(&number) {
                 Some(vcpu) => vcpu,
@@ -229,13 +199,13 @@ impl Machine {
             };
             self.threads.add(vcpu)?;
         }
-        self.hot_plug.add_cpu(number);
+        self.legacy.hot_plug.add_cpu(number);
         Ok(())
     }
 
     /// Asks the guest to give processor `number` back.
     pub fn ask_for_cpu(&self, number: u8) {
-        self.hot_plug.ask_for_cpu(number);
+        self.legacy.hot_plug.ask_for_cpu(number);
     }
 
     /// Ends the threads of processors that the guest gave back.
@@ -275,7 +245,7 @@ impl Machine {
     /// Tells the guest of memory that is part of RAM.
     pub fn show_memory(&self, devices: &[MemoryDevice]) {
         for device in devices {
-            self.hot_plug.add_memory(*device);
+            self.legacy.hot_plug.add_memory(*device);
         }
     }
 
@@ -304,7 +274,7 @@ impl Machine {
 
     /// Presses the power button.
     pub fn press_power_button(&self) {
-        self.hot_plug.press_power_button();
+        self.legacy.hot_plug.press_power_button();
     }
 
     /// Keeps the guest from running. When this returns, no vCPU runs and no emulated device touches guest memory. Functions of
@@ -330,6 +300,12 @@ impl Machine {
     #[must_use]
     pub fn failed(&self) -> FailureSink {
         self.factory.failed()
+    }
+
+    /// The serial line, for input.
+    #[must_use]
+    pub const fn serial(&self) -> &Arc<Serial> {
+        &self.legacy.serial
     }
 
     /// The balloon, if there is one.
@@ -358,7 +334,7 @@ impl Machine {
     /// Where devices come and go by ACPI, if they can.
     #[must_use]
     pub fn bus_slots(&self) -> Option<&Arc<BusSlots>> {
-        self.bus_slots.as_ref()
+        self.legacy.bus_slots.as_ref()
     }
 
     /// What guests told about devices that come and go.
@@ -378,7 +354,7 @@ impl Machine {
     pub fn counters(&self) -> Report {
         let mut by_device = self.backends().traffic();
         by_device.extend(self.signals.counts());
-        Report::new(&self.threads, &self.pci, &self.routes, by_device)
+        Report::new(&self.threads, &self.pci, self.factory.routes(), by_device)
     }
 }
 
@@ -386,68 +362,6 @@ impl Drop for Machine {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// What is not a PCI function and has a state.
-struct Legacy {
-    serial: Arc<Serial>,
-    reset: Arc<ResetControl>,
-    panic: Option<Arc<PanicPort>>,
-    hot_plug: Arc<HotPlugRegisters>,
-    bus_slots: Option<Arc<BusSlots>>,
-}
-
-/// Puts the regions of virtio-mem where the plan has them. Of RAM that was `used` the blocks that came since stay.
-fn place_blocks(design: &Design<'_>, ram: &GuestMemoryMmap, used: bool) {
-    let room = Room::new(design.config, design.spec.numa.as_ref(), &design.plan.map.hot_plug);
-    for (control, (_, region)) in design.backends.memory_regions().iter().zip(&room.regions) {
-        if used { control.restart(ram) } else { control.place(*region) }
-    }
-}
-
-/// What vCPUs are made with, at the start and later.
-fn maker(vm: &Arc<Vm>, design: &Design<'_>) -> Maker {
-    Maker {
-        vm: Arc::clone(vm),
-        processors: design.spec.processors.clone(),
-        numa: design.spec.numa.clone(),
-        host: design.cpuid.clone(),
-        kvm_signature: design.config.cpus.kvm_signature,
-        address_bits: design.plan.map.physical_address_bits,
-    }
-}
-
-/// The registers of buses whose devices come and go by ACPI, if there are any, with what is there from the start.
-fn bus_slots(vm: &Vm, design: &Design<'_>, pci: &PciBus, events: &Arc<SlotEvents>) -> Option<Arc<BusSlots>> {
-    let buses = design.plan.slot_buses(&design.config.pcie);
-    if buses.is_empty() {
-        return None;
-    }
-    let line = EdgeLine::new(vm.fd(), arch::ports::BUS_SLOTS_GSI);
-    let slots = BusSlots::new(&buses, line, Arc::clone(events));
-    pci.change(|tree| {
-        for planned in &buses {
-            let mut there = tree.hierarchy.devices_on(planned.on);
-            there.retain(|number, _| planned.bus.slots.iter().any(|slot| slot.number == *number));
-            for (number, functions) in there {
-                slots.put(Slot { on: planned.on, number }, functions, false);
-            }
-        }
-    });
-    Some(Arc::new(slots))
-}
-
-/// The registers through which the guest learns of processors and memory that come and go.
-fn hot_plug_registers(vm: &Vm, extent: &Extent, ejected: &Arc<Ejected>) -> Arc<HotPlugRegisters> {
-    let line = EdgeLine::new(vm.fd(), arch::ports::EVENT_GSI);
-    let interrupt = move || {
-        if let Err(error) = line.pulse() {
-            log::error!("cannot raise the event device's interrupt: {error}");
-        }
-    };
-    let ejected = Arc::clone(ejected);
-    let tell = move |number| ejected.tell(number);
-    HotPlugRegisters::new(extent.cpus.clone(), extent.memory.clone(), Box::new(interrupt), Box::new(tell))
 }
 
 impl MachineError {

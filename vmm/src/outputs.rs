@@ -1,4 +1,4 @@
-//! Runs a guest with its consoles from the start to the end, through resets.
+//! Opens a machine's consoles as configured, and says where its output goes and where input comes from. They outlive resets.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,40 +10,24 @@ use std::time::{Duration, Instant};
 use api::config::{OutputConfig, VmConfig};
 use api::events::Event;
 use api::http::Listening;
-use api::info::Phase;
 use devices::complaints::FailureSink;
-use devices::eventfd;
 use devices::legacy::console::Discard;
-use devices::legacy::{Console, ConsoleSink, InputLine, Line, Panic, PanicSink, PowerEvent};
+use devices::legacy::{Console, ConsoleSink, InputLine, Line, Panic, PanicSink};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::stdio::{stdin, stdout};
-use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::between;
-use crate::changes::Changes;
 use crate::cli::RunOptions;
-use crate::groundwork::Groundwork;
-use crate::host_signals::Lookout;
-use crate::hotplug;
-use crate::kvm::Vm;
-use crate::logger;
-use crate::machine::{Design, Machine, Surroundings};
-use crate::main_loop::{Attendant, End, Input, MainLoop, Sources};
-use crate::run::{RunError, needs};
-use crate::session::{Service, Session};
-use crate::signals::Signals;
-use crate::snapshot::Saved;
-use crate::spare::Spare;
-use crate::terminal::RawTerminal;
-use crate::vcpu::Named;
+use crate::machine::{Machine, Surroundings};
+use crate::main_loop::Input;
+use crate::run::RunError;
 
 /// How long a host that reads slowly may hold up the end of the process while output waits for it.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Tells those who listen what happens.
-type Tell = Arc<dyn Fn(Event) + Send + Sync>;
+pub type Tell = Arc<dyn Fn(Event) + Send + Sync>;
 
 /// The consoles of a machine, which outlive its resets.
 pub struct Outputs {
@@ -127,100 +111,27 @@ impl Outputs {
         })
     }
 
-    /// Runs the machine until its end, from the start or, held, from where a saved one was; devices that came and went stay so
-    /// through resets. Commands of `service` are answered meanwhile.
-    pub fn run(
-        &self,
-        ground: Groundwork,
-        mut named: Option<Named>,
-        design: &Design<'_>,
-        options: &RunOptions,
-        mut service: Option<&mut Service<'_>>,
-        mut saved: Option<&Saved>,
-    ) -> Result<End, RunError> {
-        let resume = Arc::new(eventfd::new().map_err(RunError::Event)?);
-        let events = service.as_ref().map(|service| service.published.events().clone());
-        let tell: Tell = Arc::new(move |event| {
-            if let Some(events) = &events {
-                events.tell(event);
+    /// Whether standard input goes to one of them.
+    pub fn is_interactive(&self) -> bool {
+        self.interactive.is_some()
+    }
+
+    /// Those that the main loop has to drain.
+    pub fn consoles(&self) -> &[Arc<Console>] {
+        &self.consoles
+    }
+
+    /// Has what clients type go to the devices of `machine`.
+    pub fn connect(&self, machine: &Machine) {
+        for (device, line) in &self.lines {
+            if let Some(input) = device.and_then(|device| input_of(machine, device)) {
+                line.connect(input);
             }
-        });
-        let surroundings = self.surroundings(&resume, options, &tell);
-        let mut ground = Some(ground);
-        let mut ram: Option<GuestMemoryMmap> = None;
-        let mut terminal = None;
-        let mut spare = Spare::default();
-        let mut changes = saved.map_or_else(Changes::default, |saved| saved.changes.clone());
-        loop {
-            let plan = changes.plan(design.plan);
-            let extent = changes.extent(design.config);
-            let design = Design { plan: &plan, added: changes.added(), extent: Some(&extent), ..*design };
-            let restored = saved.take();
-            let design = Design { state: restored.map(|saved| saved.state.as_slice()), ..design };
-            let next = match ground.take() {
-                Some(ground) => ground,
-                None => match lay_again(&design, &changes, ram.take(), service.as_deref_mut())? {
-                    Some(ground) => ground,
-                    None => return Ok(End::Command),
-                },
-            };
-            let mut machine = Machine::start(next, named.take(), &design, &surroundings)?;
-            // Until here a signal ends the process at once, which a start that takes minutes must allow.
-            let signals = Signals::handle().map_err(RunError::Event)?;
-            for (device, line) in &self.lines {
-                if let Some(input) = device.and_then(|device| input_of(&machine, device)) {
-                    line.connect(input);
-                }
-            }
-            if self.interactive.is_some() && terminal.is_none() {
-                terminal = RawTerminal::enter().map_err(RunError::Standard)?;
-            }
-            let input = self.input(&machine, terminal.is_some(), &resume)?;
-            let ending = Arc::clone(&machine.ending);
-            let sources = Sources { signals, consoles: self.consoles.clone(), input, limit: options.time_limit };
-            let mut next_changes = changes.clone();
-            let end = match &mut service {
-                None => {
-                    let signals = Arc::clone(machine.host_signals());
-                    let mut lookout = Lookout { signals, backends: Arc::clone(design.backends) };
-                    let end = MainLoop::new(&ending, sources, lookout.descriptors())?.run(Some(&mut lookout))?;
-                    next_changes.remove(&hotplug::wanted_back(&machine));
-                    end
-                }
-                Some(service) => {
-                    let published = service.published;
-                    let mut session = Session::new(service, &mut machine, &design, changes.clone()).map_err(RunError::Event)?;
-                    // Whoever hears that the machine runs can count on it.
-                    let mut main_loop = MainLoop::new(&ending, sources, session.descriptors())?;
-                    spare.keep();
-                    session.started(if restored.is_some() { Phase::Paused } else { Phase::Running });
-                    let end = main_loop.run(Some(&mut session))?;
-                    spare.give(published.door());
-                    next_changes = session.changes();
-                    end
-                }
-            };
-            let left = machine.stop();
-            if options.counters {
-                logger::say(&machine.counters().to_string());
-            }
-            let by_guest = matches!(end, End::Power(PowerEvent::Reset) | End::Watchdog) && !options.no_reboot;
-            if by_guest && end == End::Watchdog {
-                log::warn!("the guest did not serve its watchdog in time, which resets it");
-            }
-            if by_guest || end == End::Reboot {
-                log::info!("the machine resets");
-                tell(Event::Reset(end.to_string()));
-                ram = Some(left);
-                changes = next_changes;
-                continue;
-            }
-            return Ok(end);
         }
     }
 
-    /// What every machine of this run has, the one after a reset as well.
-    fn surroundings(&self, resume: &Arc<EventFd>, options: &RunOptions, tell: &Tell) -> Surroundings {
+    /// What every machine of a run has, the one after a reset as well.
+    pub fn surroundings(&self, resume: &Arc<EventFd>, options: &RunOptions, tell: &Tell) -> Surroundings {
         let (tells_panic, tells_failure) = (Arc::clone(tell), Arc::clone(tell));
         let panicked: PanicSink = Arc::new(move |panic| {
             let why = match panic {
@@ -243,11 +154,12 @@ impl Outputs {
         }
     }
 
-    fn input(&self, machine: &Machine, raw: bool, resume: &Arc<EventFd>) -> Result<Option<Input>, RunError> {
+    /// Where the machine's input comes from, if it is standard input. With `escape`, Ctrl-A is one.
+    pub fn input(&self, machine: &Machine, escape: bool, resume: &Arc<EventFd>) -> Result<Option<Input>, RunError> {
         let Some(line) = self.interactive.and_then(|device| input_of(machine, device)) else { return Ok(None) };
         // As it is: a second descriptor might not be there after a reset.
         match rustix::io::fcntl_getfd(stdin()) {
-            Ok(_) => Ok(Some(Input { line, from: stdin(), escape: raw, resume: Arc::clone(resume) })),
+            Ok(_) => Ok(Some(Input { line, from: stdin(), escape, resume: Arc::clone(resume) })),
             // A closed standard input is an empty one.
             Err(Errno::BADF) => Ok(None),
             Err(error) => Err(unusable(error)),
@@ -269,25 +181,6 @@ impl Outputs {
         let deadline = Instant::now() + DRAIN;
         let lines: u64 = self.lines.iter().map(|(_, line)| line.drain_on_exit(deadline)).sum();
         lines + self.consoles.iter().map(|console| console.drain_on_exit(deadline)).sum::<u64>()
-    }
-}
-
-/// What the machine stands on after a reset, around the `ram` that it had. `None` if a client ended the machine meanwhile.
-fn lay_again(
-    design: &Design<'_>,
-    changes: &Changes,
-    ram: Option<GuestMemoryMmap>,
-    service: Option<&mut Service<'_>>,
-) -> Result<Option<Groundwork>, RunError> {
-    let mut needs = needs(design.config, design.spec, design.plan);
-    changes.add_to(&mut needs, design.spec);
-    let ground = Groundwork::open(Vm::new()?, &needs, ram)?;
-    match service {
-        Some(service) => Ok(between::lay(ground, service)?),
-        None => {
-            ground.lay(&ground.work())?;
-            Ok(Some(ground))
-        }
     }
 }
 
@@ -313,7 +206,7 @@ fn printable() -> Result<(), RunError> {
 
 fn input_of(machine: &Machine, device: Device) -> Option<Arc<dyn InputLine>> {
     match device {
-        Device::Serial => Some(machine.serial.clone()),
+        Device::Serial => Some(Arc::clone(machine.serial()) as _),
         Device::Console => machine.console.clone().map(|console| console as _),
     }
 }

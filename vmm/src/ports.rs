@@ -18,8 +18,8 @@ use vm_device::device_manager::{IoManager, PioManager};
 
 use crate::address_space::AddressSpace;
 use crate::bus_slots::BusSlots;
-use crate::kvm::{EdgeLine, Vm};
-use crate::machine::Surroundings;
+use crate::kvm::EdgeLine;
+use crate::machine::{Assembly, Surroundings};
 use crate::main_loop::{End, Ending};
 use crate::pci_bus::{ConfigPorts, PciBus};
 
@@ -31,31 +31,50 @@ const _: () = {
     assert!(ports::SLEEP_TYPE_S5 == SleepControl::S5 && ports::RESET_VALUE == ResetControl::RESET);
 };
 
-/// What answers, and those of it that have a state.
-pub struct Wired {
-    /// Who answers at which port.
-    pub ports: IoManager,
+/// What is not a PCI function and has a state.
+pub struct Legacy {
     /// The serial line.
     pub serial: Arc<Serial>,
     /// The reset register.
     pub reset: Arc<ResetControl>,
     /// Where the guest's kernel says that it panicked.
     pub panic: Option<Arc<PanicPort>>,
+    /// Processors and memory that come and go.
+    pub hot_plug: Arc<HotPlugRegisters>,
+    /// Devices that come and go by ACPI.
+    pub bus_slots: Option<Arc<BusSlots>>,
 }
 
-/// Connects everything.
+/// Puts all that answers at fixed ports in its place.
 pub fn wire(
-    vm: &Vm,
-    config: &VmConfig,
-    surroundings: &Surroundings,
-    ending: &Arc<Ending>,
+    assembly: &Assembly<'_>,
     pci: &Arc<PciBus>,
-    hot_plug: &Arc<HotPlugRegisters>,
-    bus_slots: Option<&Arc<BusSlots>>,
-) -> Result<Wired, PortsError> {
+    hot_plug: Arc<HotPlugRegisters>,
+    bus_slots: Option<Arc<BusSlots>>,
+) -> Result<(IoManager, Legacy), PortsError> {
+    let config = assembly.design.config;
     let mut bus = Bus(IoManager::new());
+    let reset = power(&mut bus, assembly, pci)?;
+    acpi_registers(&mut bus, config, &hot_plug)?;
+    if let Some(slots) = &bus_slots {
+        bus.add_shared(ports::BUS_SLOTS, slots.ports(), "slots of buses", Arc::clone(slots) as _)?;
+    }
+    let panic = config.panic_port.then(|| Arc::new(PanicPort::new(panic_sink(assembly.surroundings, &assembly.ending))));
+    if let Some(panic) = &panic {
+        bus.add_shared(ports::PANIC, 1, "panic port", Arc::clone(panic) as _)?;
+    }
+    if let Some(sink) = &assembly.surroundings.debug_console {
+        bus.add(ports::DEBUG_CONSOLE, 1, "debug console", DebugConsole::new(Arc::clone(sink)))?;
+    }
+    let serial = serial(assembly);
+    bus.add_shared(ports::SERIAL, ports::SERIAL_LEN, "serial line", Arc::clone(&serial) as _)?;
+    Ok((bus.0, Legacy { serial, reset, panic, hot_plug, bus_slots }))
+}
+
+/// All by which a guest ends, and configuration access, among whose ports one of them lies.
+fn power(bus: &mut Bus, assembly: &Assembly<'_>, pci: &Arc<PciBus>) -> Result<Arc<ResetControl>, PortsError> {
     let power: Arc<dyn PowerSink> = {
-        let ending = Arc::clone(ending);
+        let ending = Arc::clone(&assembly.ending);
         Arc::new(move |event: PowerEvent| ending.say(End::Power(event)))
     };
     bus.add(ports::SLEEP_CONTROL, 2, "sleep control", SleepControl::new(Arc::clone(&power)))?;
@@ -67,6 +86,15 @@ pub fn wire(
     } else {
         bus.add_shared(ports::RESET, 1, "reset register", Arc::clone(&reset) as _)?;
     }
+    if assembly.design.config.debug_exit {
+        // Guests made for QEMU write 1, 2 or 4 bytes.
+        bus.add(ports::DEBUG_EXIT, 4, "debug exit", DebugExit::new(power))?;
+    }
+    Ok(reset)
+}
+
+/// What the methods of DSDT read and write for processors, memory and the power button.
+fn acpi_registers(bus: &mut Bus, config: &VmConfig, hot_plug: &Arc<HotPlugRegisters>) -> Result<(), PortsError> {
     let registers = || Arc::clone(hot_plug);
     bus.add(ports::HOT_PLUG_EVENTS, ports::HOT_PLUG_EVENTS_LEN, "event registers", EventPorts(registers()))?;
     if config.cpus.max.is_some() {
@@ -76,30 +104,19 @@ pub fn wire(
         let len = ports::MEMORY_DEVICES * ports::MEMORY_DEVICE_LEN;
         bus.add(ports::MEMORY_DEVICE, len, "memory devices", MemoryPorts(registers()))?;
     }
-    if config.debug_exit {
-        // Guests made for QEMU write 1, 2 or 4 bytes.
-        bus.add(ports::DEBUG_EXIT, 4, "debug exit", DebugExit::new(power))?;
-    }
-    let panic = config.panic_port.then(|| Arc::new(PanicPort::new(panic_sink(surroundings, ending))));
-    if let Some(panic) = &panic {
-        bus.add_shared(ports::PANIC, 1, "panic port", Arc::clone(panic) as _)?;
-    }
-    if let Some(slots) = bus_slots {
-        bus.add_shared(ports::BUS_SLOTS, slots.ports(), "slots of buses", Arc::clone(slots) as _)?;
-    }
-    if let Some(sink) = &surroundings.debug_console {
-        bus.add(ports::DEBUG_CONSOLE, 1, "debug console", DebugConsole::new(Arc::clone(sink)))?;
-    }
-    let line = EdgeLine::new(vm.fd(), ports::SERIAL_GSI);
+    Ok(())
+}
+
+fn serial(assembly: &Assembly<'_>) -> Arc<Serial> {
+    let line = EdgeLine::new(assembly.vm.fd(), ports::SERIAL_GSI);
     let interrupt = move || {
         if let Err(error) = line.pulse() {
             log::error!("cannot raise the serial line's interrupt: {error}");
         }
     };
-    let resume = Arc::clone(&surroundings.resume);
-    let serial = Arc::new(Serial::new(Arc::clone(&surroundings.serial), Box::new(interrupt), Box::new(move || resume())));
-    bus.add_shared(ports::SERIAL, ports::SERIAL_LEN, "serial line", serial.clone())?;
-    Ok(Wired { ports: bus.0, serial, reset, panic })
+    let resume = Arc::clone(&assembly.surroundings.resume);
+    let output = Arc::clone(&assembly.surroundings.serial);
+    Arc::new(Serial::new(output, Box::new(interrupt), Box::new(move || resume())))
 }
 
 /// Who hears that the guest's kernel panicked. A kernel that saves what is left after it is a guest that goes on.

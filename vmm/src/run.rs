@@ -29,10 +29,10 @@ use crate::outputs::Outputs;
 use crate::own_files::{self, Beside, FilesError};
 use crate::plan::{self, Limits, MachinePlan, MachinePlanError};
 use crate::print::print;
+use crate::resets::{self, Start};
 use crate::session::Service;
-use crate::snapshot::Saved;
 use crate::spec::{self, Endpoint, Spec, SpecError};
-use crate::vcpu::{Ended, Named};
+use crate::vcpu::{Ended, WaitingThreads};
 
 /// Exit codes of the process. Even ones are Banyan's; odd ones above 1 come from the guest's debug exit port.
 pub mod exit_code {
@@ -61,13 +61,14 @@ pub fn run(config: &VmConfig, options: &RunOptions, ahead: Option<CpuidAhead>) -
     let ahead = ahead.unwrap_or_else(CpuidAhead::start);
     // They start while the machine is planned and built.
     let asker = ahead.clone();
-    let named = Named::start_with(0..config.cpus.count, move || asker.ask()).map_err(MachineError::from)?;
+    let threads = WaitingThreads::start_with(0..config.cpus.count, move || asker.ask()).map_err(MachineError::from)?;
     let (blueprint, vm) = Blueprint::new(config, recorded, ahead)?;
     let backends = Arc::new(Backends::open(&blueprint.spec)?);
     let guest = Guest::open(Arc::new(blueprint), backends, false)?;
     let ground = Groundwork::open(vm, &guest.blueprint.needs(), None)?;
     ground.lay(&ground.work())?;
-    Ok(exit_code(guest.run(ground, Some(named), options, None, None)?))
+    let start = Start { ground, threads: Some(threads), saved: None };
+    Ok(exit_code(guest.run(start, options, None)?))
 }
 
 /// A machine that is decided, with nothing made of it.
@@ -163,19 +164,12 @@ impl Guest {
         Ok(Self { blueprint, outputs, backends })
     }
 
-    /// Runs it on `ground` to its end and writes out its consoles.
-    pub fn run(
-        &self,
-        ground: Groundwork,
-        named: Option<Named>,
-        options: &RunOptions,
-        service: Option<&mut Service<'_>>,
-        saved: Option<&Saved>,
-    ) -> Result<End, RunError> {
+    /// Runs it to its end and writes out its consoles.
+    pub fn run(&self, start: Start<'_>, options: &RunOptions, service: Option<&mut Service<'_>>) -> Result<End, RunError> {
         let Blueprint { config, spec, plan, cpuid, recorded } = &*self.blueprint;
         let (backends, recorded) = (&self.backends, recorded.as_ref());
         let design = Design { config, spec, plan, cpuid, added: &[], extent: None, backends, recorded, state: None };
-        let end = self.outputs.run(ground, named, &design, options, service, saved);
+        let end = resets::run(&self.outputs, &design, start, options, service);
         let lost = self.outputs.close();
         if lost > 0 {
             log::warn!("{lost} bytes of console output were lost: the output failed or was too slow");

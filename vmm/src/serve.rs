@@ -31,12 +31,13 @@ use crate::memory::MemoryError;
 use crate::numa;
 use crate::own_files::{self, Beside};
 use crate::policy;
+use crate::resets::Start;
 use crate::run::{self, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
 use crate::snapshot::Snapshot;
 use crate::spec::SpecError;
-use crate::vcpu::Named;
+use crate::vcpu::WaitingThreads;
 use crate::waiting::{Boot, Waiting};
 use crate::working_set;
 
@@ -156,10 +157,10 @@ impl State<'_> {
     fn promise(&mut self) {
         let Some(vm) = &mut self.vm else { return };
         let Some(boot) = &mut vm.boot else { return };
-        match Named::start(0..vm.blueprint.config.cpus.count) {
-            Ok(named) => {
-                named.wait();
-                boot.promised = Some(named);
+        match WaitingThreads::start(0..vm.blueprint.config.cpus.count) {
+            Ok(threads) => {
+                threads.wait();
+                boot.promised = Some(threads);
                 let starter = boot.starter.take();
                 log::info!("vm.boot is answered; the guest starts when its memory is prepared");
                 self.publish(Phase::Running);
@@ -198,7 +199,10 @@ impl State<'_> {
         let ended = ground
             .map_err(RunError::from)
             .and_then(|laid| Ok((laid, Guest::open(blueprint, backends, restored)?)))
-            .and_then(|((ground, saved), guest)| guest.run(ground, promised, self.options, Some(&mut service), saved.as_ref()));
+            .and_then(|((ground, saved), guest)| {
+                let start = Start { ground, threads: promised, saved: saved.as_ref() };
+                guest.run(start, self.options, Some(&mut service))
+            });
         let Service { starter, enders, after, .. } = service;
         let code = match ended {
             Ok(end) => {
@@ -319,7 +323,7 @@ impl State<'_> {
     fn add_or_refuse(&mut self, command: Command) {
         let starting = self.is_starting();
         let refusal = match &self.vm {
-            None => ApiError::new(ErrorKind::NotFound, "there is no virtual machine: create one first"),
+            None => ApiError::no_vm(),
             Some(_) if starting => ApiError::new(
                 ErrorKind::WrongState,
                 "the virtual machine's memory is being prepared: wait until vm.info shows no progress any more",
@@ -417,7 +421,7 @@ impl State<'_> {
     fn boot(&mut self, reply: Reply<()>) {
         let starting = self.is_starting();
         let Some(vm) = &mut self.vm else {
-            return reply.send(Err(ApiError::new(ErrorKind::NotFound, "there is no virtual machine: create one first")));
+            return reply.send(Err(ApiError::no_vm()));
         };
         if starting {
             return reply.send(Err(ApiError::new(ErrorKind::WrongState, "the virtual machine starts already")));

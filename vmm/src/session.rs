@@ -209,29 +209,17 @@ impl<'a, 's> Session<'a, 's> {
     }
 
     fn obey(&mut self, command: Command) -> Option<End> {
-        let allowed = matches!(
-            command,
-            Command::Delete { .. }
-                | Command::Shutdown { .. }
-                | Command::VmmShutdown { .. }
-                | Command::Pause { .. }
-                | Command::ListDevices { .. }
-                | Command::Counters { .. }
-        );
-        if self.writing.is_some() && !allowed {
-            let why = "a snapshot is being written: wait until vm.info shows no progress any more";
-            command.refuse(ApiError::new(ErrorKind::WrongState, why));
+        let name = command.name();
+        if let Some(why) = self.refusal(&command) {
+            command.refuse(why);
             return None;
         }
         match command {
-            Command::Create { reply, .. } => {
-                reply.send(Err(ApiError::wrong_state("vm.create", &"there already; delete it first")));
+            Command::Create { reply, .. } | Command::Restore { reply, .. } => {
+                reply.send(Err(ApiError::wrong_state(name, &"there already; delete it first")));
             }
             // In the dialect a machine that is held is started by going on.
-            Command::Boot { reply } if self.is_paused() => self.resume(reply),
-            Command::Boot { reply } => {
-                reply.send(Err(ApiError::new(ErrorKind::WrongState, "the virtual machine runs already")));
-            }
+            Command::Boot { reply } | Command::Resume { reply } => self.resume(reply),
             Command::Delete { reply } => return self.end(After::Absent, reply),
             Command::Shutdown { reply } => return self.end(After::Created, reply),
             Command::VmmShutdown { reply } => return self.end(After::Exit, reply),
@@ -239,36 +227,24 @@ impl<'a, 's> Session<'a, 's> {
                 self.service.starter = Some(reply);
                 return Some(End::Reboot);
             }
-            Command::Pause { reply } if self.is_paused() => {
-                reply.send(Err(ApiError::wrong_state("vm.pause", &"paused already")));
-            }
             Command::Pause { reply } => {
                 self.machine.pause();
                 self.hotplug.pause(Instant::now());
                 self.publish(Phase::Paused);
                 reply.send(Ok(()));
             }
-            Command::Resume { reply } if self.is_paused() => self.resume(reply),
-            Command::Resume { reply } => {
-                reply.send(Err(ApiError::wrong_state("vm.resume", &"running: it is not paused")));
-            }
             Command::Snapshot { to, reply } => self.snapshot(&to, reply),
-            Command::Restore { reply, .. } => {
-                reply.send(Err(ApiError::wrong_state("vm.restore", &"there already; delete it first")));
-            }
             Command::Resize { to, reply } => reply.send(self.resize(to)),
             Command::PowerButton { reply } => {
                 self.machine.press_power_button();
                 reply.send(Ok(()));
             }
             Command::AddDevice { functions, reply } => self.add_device(functions, reply),
-            Command::AddDisk { config, reply } => {
-                self.add_virtio(Virtio::Disk(*config), reply);
+            Command::AddDisk { config, reply } => self.add_virtio(Virtio::Disk(*config), reply),
+            Command::AddNet { config, taps, reply } if !taps.is_empty() => {
+                let side = Backend::of_taps(&config, taps).map_err(HotPlugError::Backend);
+                self.put_arrived(Virtio::Net(*config), side, reply);
             }
-            Command::AddNet { config, taps, reply } if !taps.is_empty() => match Backend::of_taps(&config, taps) {
-                Ok(side) => self.put_virtio(Virtio::Net(*config), Some(side), reply),
-                Err(error) => reply.send(Err(HotPlugError::Backend(error).for_client())),
-            },
             Command::AddNet { config, reply, .. } => self.add_virtio(Virtio::Net(*config), reply),
             Command::AddFs { config, reply } => self.add_virtio(Virtio::Folder(*config), reply),
             Command::AddVsock { config, reply } => self.add_virtio(Virtio::Vsock(*config), reply),
@@ -282,6 +258,32 @@ impl<'a, 's> Session<'a, 's> {
             Command::Counters { reply } => reply.send(Ok(self.machine.counters().for_client())),
         }
         None
+    }
+
+    /// Why the machine cannot do this in the state that it is in.
+    fn refusal(&self, command: &Command) -> Option<ApiError> {
+        let ends_or_looks = matches!(
+            command,
+            Command::Delete { .. }
+                | Command::Shutdown { .. }
+                | Command::VmmShutdown { .. }
+                | Command::Pause { .. }
+                | Command::ListDevices { .. }
+                | Command::Counters { .. }
+        );
+        if self.writing.is_some() && !ends_or_looks {
+            let why = "a snapshot is being written: wait until vm.info shows no progress any more";
+            return Some(ApiError::new(ErrorKind::WrongState, why));
+        }
+        let state = match command {
+            Command::Boot { .. } if !self.is_paused() => {
+                return Some(ApiError::new(ErrorKind::WrongState, "the virtual machine runs already"));
+            }
+            Command::Pause { .. } if self.is_paused() => "paused already",
+            Command::Resume { .. } if !self.is_paused() => "running: it is not paused",
+            _ => return None,
+        };
+        Some(ApiError::wrong_state(command.name(), &state))
     }
 
     fn is_paused(&self) -> bool {
@@ -340,6 +342,14 @@ impl<'a, 's> Session<'a, 's> {
         match spec::beside::reaches(self.config, &device) {
             Ok(()) => self.service.arrivals.meet(device, reply),
             Err(error) => reply.send(Err(ApiError::from_error(error.kind(), &error))),
+        }
+    }
+
+    /// Puts a device in whose side of the host is open, or says why it is not.
+    fn put_arrived(&mut self, device: Virtio, side: Result<Backend, HotPlugError>, reply: Reply<Added>) {
+        match side {
+            Ok(side) => self.put_virtio(device, Some(side), reply),
+            Err(error) => reply.send(Err(error.for_client())),
         }
     }
 
@@ -501,10 +511,7 @@ impl Attendant for Session<'_, '_> {
             self.service.published.events().tell(failure);
         }
         while let Some(Arrival { device, side, reply, .. }) = self.service.arrivals.arrived() {
-            match side {
-                Ok(side) => self.put_virtio(device, Some(side), reply),
-                Err(error) => reply.send(Err(HotPlugError::Backend(error).for_client())),
-            }
+            self.put_arrived(device, side.map_err(HotPlugError::Backend), reply);
         }
         while let Some(command) = self.service.inbox.next() {
             if let Some(end) = self.obey(command) {

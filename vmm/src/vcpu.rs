@@ -5,8 +5,8 @@ mod setup;
 mod state;
 mod thread;
 
-pub use counters::{Count, Counters, NAMES};
+pub use counters::{Count, NAMES};
 pub use setup::{Maker, SetupError, Vcpu};
 pub(crate) use state::plain;
 pub use state::{VcpuState, VcpuStateError};
-pub use thread::{Ended, Named, Runner, ThreadError, Threads};
+pub use thread::{Ended, Runner, ThreadError, Threads, WaitingThreads};

@@ -19,7 +19,7 @@ use crate::host::recorded::RecordedHost;
 use crate::kvm::{CpuidAhead, Vm};
 use crate::run::{Blueprint, RunError};
 use crate::snapshot::{Saved, Snapshot};
-use crate::vcpu::Named;
+use crate::vcpu::WaitingThreads;
 
 /// A machine before its start, or after its end.
 pub struct Waiting {
@@ -43,7 +43,7 @@ pub struct Boot {
     /// Who asked, until there is an answer; `None` for the command line.
     pub starter: Option<Reply<()>>,
     /// The answer was given before memory was there. The threads have their names already.
-    pub promised: Option<Named>,
+    pub promised: Option<WaitingThreads>,
 }
 
 /// Ground that is laid, and what a machine from a snapshot goes on with.

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use api::config::{Cf8, Payload, VmConfig};
 use devices::virtio::{Memory, console};
 
-use super::{Design, MachineError, Surroundings};
+use super::{Assembly, MachineError};
 use crate::address_space::AddressSpace;
 use crate::cmdline::SwitchedOff;
 use crate::effects::Mapper;
 use crate::endpoints::{Factory, Listeners};
 use crate::groundwork::Functions;
 use crate::host_signals::HostSignals;
-use crate::kvm::{Doorbells, GsiTable, Slots, Vm};
-use crate::main_loop::{End, Ending};
+use crate::kvm::{Doorbells, Slots};
+use crate::main_loop::End;
 use crate::mirrors::Mirrors;
 use crate::pci_bus::PciBus;
 use crate::slot_events::SlotEvents;
@@ -22,7 +22,6 @@ use crate::slot_events::SlotEvents;
 /// The endpoints of a machine, and what holds and connects them.
 pub(super) struct Endpoints {
     pub space: Arc<AddressSpace>,
-    pub routes: GsiTable,
     pub factory: Factory,
     pub signals: Arc<HostSignals>,
     pub console: Option<Arc<console::Input>>,
@@ -33,17 +32,14 @@ pub(super) struct Endpoints {
 impl Endpoints {
     /// With `slots` that hold RAM, which is `memory`; `functions` are open and reach it.
     pub(super) fn make(
-        vm: &Arc<Vm>,
+        assembly: &Assembly<'_>,
         memory: Memory,
         slots: Slots,
         functions: Functions,
-        design: &Design<'_>,
-        surroundings: &Surroundings,
-        ending: &Arc<Ending>,
     ) -> Result<Self, MachineError> {
+        let Assembly { vm, design, surroundings, ending } = assembly;
         let (config, plan) = (design.config, design.plan);
-        let space = AddressSpace::new(memory.clone());
-        let routes = GsiTable::new(vm.fd());
+        let space = AddressSpace::new(memory);
         let signals = Arc::new(HostSignals::new().map_err(MachineError::Event)?);
         let console = surroundings.console.as_ref().map(|output| {
             let resume = Arc::clone(&surroundings.resume);
@@ -59,8 +55,7 @@ impl Endpoints {
             signals: Arc::clone(&signals),
         };
         let backends = Arc::clone(design.backends);
-        let mut factory =
-            Factory::new(Arc::clone(vm), memory, functions, Arc::clone(&space), routes.clone(), backends, listeners);
+        let mut factory = Factory::new(Arc::clone(vm), Arc::clone(&space), functions, backends, listeners);
         let (mut hierarchy, endpoints) = factory.build(&plan.pci, design.spec)?;
         let doorbells = config.pcie.ioeventfd.then(|| Doorbells::new(vm.fd()));
         let mut mapper = Mapper::new(slots, doorbells, Arc::clone(&space));
@@ -81,7 +76,7 @@ impl Endpoints {
         }
         let pci = Arc::new(PciBus::new(hierarchy, mapper, plan.map.ecam.clone(), wants_config_ports(config)));
         let console = console.map(|(_, input)| input);
-        Ok(Self { space, routes, factory, signals, console, slot_events, pci })
+        Ok(Self { space, factory, signals, console, slot_events, pci })
     }
 }
 

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use pci::state::{Reader, StateError, Writer};
 use thiserror::Error;
 
-use super::{Legacy, Machine};
+use super::Machine;
 use crate::kvm::{KvmError, KvmStateError, Vm};
 use crate::pci_bus::PciBus;
+use crate::ports::Legacy;
 use crate::vcpu::{Vcpu, VcpuState, VcpuStateError};
 
 impl Machine {

@@ -102,29 +102,29 @@ impl Errand {
 }
 
 impl Threads {
-    /// Starts one thread for each vCPU, or has the threads `named` run them.
-    pub fn start(vcpus: Vec<Vcpu>, named: Option<Named>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
+    /// Starts one thread for each vCPU, or has the threads `waiting` run them.
+    pub fn start(vcpus: Vec<Vcpu>, waiting: Option<WaitingThreads>, runner: &Arc<Runner>) -> Result<Self, ThreadError> {
         register_signal_handler(SIGRTMIN(), ignore).map_err(|error| ThreadError::Signal { source: error.into() })?;
-        let named = match named {
-            Some(named) => named,
-            None => Named::start(vcpus.iter().map(|vcpu| vcpu.id))?,
+        let waiting = match waiting {
+            Some(waiting) => waiting,
+            None => WaitingThreads::start(vcpus.iter().map(|vcpu| vcpu.id))?,
         };
         let mut started = Self { runner: Arc::clone(runner), running: Vec::new(), counters: Vec::new() };
-        started.hand_out(vcpus, named);
+        started.hand_out(vcpus, waiting);
         Ok(started)
     }
 
     /// Starts one more.
     pub fn add(&mut self, vcpu: Vcpu) -> Result<(), ThreadError> {
-        let named = Named::start([vcpu.id])?;
-        self.hand_out(vec![vcpu], named);
+        let waiting = WaitingThreads::start([vcpu.id])?;
+        self.hand_out(vec![vcpu], waiting);
         Ok(())
     }
 
     /// Gives waiting threads their vCPUs. They have their names then.
-    fn hand_out(&mut self, vcpus: Vec<Vcpu>, mut named: Named) {
-        named.wait();
-        for (vcpu, (thread, start)) in vcpus.into_iter().zip(named.threads.drain(..)) {
+    fn hand_out(&mut self, vcpus: Vec<Vcpu>, mut waiting: WaitingThreads) {
+        waiting.wait();
+        for (vcpu, (thread, start)) in vcpus.into_iter().zip(waiting.threads.drain(..)) {
             let (id, counters, leave) = (vcpu.id, Arc::new(Counters::default()), Arc::new(AtomicBool::new(false)));
             self.counters.push(Arc::clone(&counters));
             // A thread that waits for its vCPU takes it.
@@ -227,7 +227,7 @@ impl Drop for Threads {
 
 /// Threads that take their names and wait for their vCPUs: others look for them before memory is there, and they start while
 /// the first machine is built. They end when this is dropped, before it is gone.
-pub struct Named {
+pub struct WaitingThreads {
     threads: Vec<(JoinHandle<Option<Vcpu>>, Sender<Work>)>,
     here: Receiver<()>,
 }
@@ -240,13 +240,13 @@ struct Work {
     runner: Arc<Runner>,
 }
 
-impl Named {
+impl WaitingThreads {
     /// Begins a thread for each of these vCPUs.
     pub fn start(ids: impl IntoIterator<Item = u8>) -> Result<Self, ThreadError> {
         Self::start_with(ids, || ())
     }
 
-    /// As [`Named::start`]; the first of them does `meanwhile` before it waits.
+    /// As [`WaitingThreads::start`]; the first of them does `meanwhile` before it waits.
     pub fn start_with(ids: impl IntoIterator<Item = u8>, meanwhile: impl FnOnce() + Send + 'static) -> Result<Self, ThreadError> {
         let (tell, here) = mpsc::channel::<()>();
         let mut meanwhile = Some(meanwhile);
@@ -280,7 +280,7 @@ impl Named {
     }
 }
 
-impl Drop for Named {
+impl Drop for WaitingThreads {
     fn drop(&mut self) {
         for (thread, start) in self.threads.drain(..) {
             drop(start);
