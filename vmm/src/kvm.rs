@@ -15,8 +15,7 @@ mod slots;
 mod vm;
 
 pub use ahead::{CpuidAhead, host_cpuid};
-pub use doorbells::{DoorbellError, Doorbells};
-pub use groups::VfioGroups;
+pub use doorbells::Doorbells;
 pub use gsi::GsiTable;
 pub use interrupt::{EdgeLine, RoutedMsi, SharedIntx, SignalMsi};
 pub use slots::{SlotError, Slots};

@@ -6,9 +6,8 @@ use std::io;
 use std::process::ExitCode;
 
 use vmm::cli::{self, Action, CliError};
-use vmm::kvm::CpuidAhead;
 use vmm::print::{one_line, print};
-use vmm::{cdi, check, ctl, demo, logger, policy, run, serve, signals, topology};
+use vmm::{CpuidAhead, cdi, check, ctl, demo, logger, policy, run, serve, signals, topology};
 
 fn main() -> ExitCode {
     signals::fail_at_file_limit();

@@ -26,7 +26,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use growth::bindings;
 use growth::{Growth, GrowthError, Telling};
-pub use room::{BLOCK, Extent, Room, region_count, share_out};
+pub use room::{Extent, Room, region_count, share_out};
 pub use step::ResizeError;
 use step::{Regions, Step, step};
 
@@ -377,7 +377,7 @@ mod tests {
         resizer.extent.cpus.remove(&1);
         assert!(!resizer.is_settled(&[0, 1].into()), "the guest has it still");
         assert!(resizer.is_settled(&[0].into()));
-        let device = MemoryDevice { base: 16 << 30, len: BLOCK, node: 0 };
+        let device = MemoryDevice { base: 16 << 30, len: room::BLOCK, node: 0 };
         resizer.extent.memory.push(device);
         resizer.waiting.push_back(vec![device]);
         assert!(!resizer.is_settled(&[0].into()), "memory is promised");

@@ -49,12 +49,8 @@ pub fn check_present(tree: &HostTree, wanted: &[Wanted]) -> Result<(), CheckErro
     wanted.iter().try_for_each(|device| endpoint(tree, device).map(drop))
 }
 
-/// Checks whether the host can give `wanted` to a guest; returns what is worth a warning.
-pub fn check(tree: &HostTree, wanted: &[Wanted]) -> Result<Vec<CheckWarning>, CheckError> {
-    check_beside(tree, wanted, &[])
-}
-
-/// The same for devices that come to a guest which has the functions `beside`, or gets them with these.
+/// Checks whether the host can give `wanted` to a guest that has the functions `beside`, or gets them with these; returns what
+/// is worth a warning.
 pub fn check_beside(tree: &HostTree, wanted: &[Wanted], beside: &[HostBdf]) -> Result<Vec<CheckWarning>, CheckError> {
     check_present(tree, wanted)?;
     wanted.iter().try_for_each(|device| check_free(tree, device))?;

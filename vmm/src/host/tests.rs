@@ -2,12 +2,17 @@ use api::config::VmConfig;
 use pci::address::HostBdf;
 use pci::topology::PortKind;
 
-use super::check::{CheckError, CheckWarning, Members, Wanted, check, check_beside, check_memlock};
+use super::check::{CheckError, CheckWarning, Members, Wanted, check_beside, check_memlock};
 use super::fabric::{Acs, Ats, Sriov};
 use super::fake::{DOWNSTREAM, FakeFunction, FakeHost, ROOT_PORT, UPSTREAM};
 use super::scan::{ScanError, of_vendor, resolve, scan, scan_all};
 use super::tree::{HostKind, HostParent, HostTree, NestingError};
 use super::{HostError, look_in};
+
+/// As for a guest without other functions.
+fn check(tree: &HostTree, wanted: &[Wanted]) -> Result<Vec<CheckWarning>, CheckError> {
+    check_beside(tree, wanted, &[])
+}
 
 fn bdf(text: &str) -> HostBdf {
     text.parse().unwrap()
