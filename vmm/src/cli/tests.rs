@@ -182,7 +182,7 @@ fn commands(text: &str) -> Vec<String> {
 #[test]
 fn the_examples_in_the_help_and_the_readme_are_valid() {
     let readme = include_str!("../../../README.md");
-    for (text, count) in [(OVERVIEW, 2), (RUN_NOTES, 4), (ctl::NOTES, 5), (readme, 5)] {
+    for (text, count) in [(OVERVIEW, 2), (RUN_NOTES, 4), (ctl::NOTES, 5), (readme, 6)] {
         let examples = commands(text);
         assert_eq!(examples.len(), count, "{text}");
         for example in examples {
