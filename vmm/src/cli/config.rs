@@ -31,11 +31,12 @@ pub enum ConfigCommand {
 
 /// Text at the end of the long help.
 pub(super) const NOTES: &str = "\
-The file holds for machines that clients of the HTTP API create (banyan --api-socket), not for `banyan run`:
+The file holds for machines that clients of the HTTP API create (banyan --api-socket), not for `banyan run`. It is
+/etc/banyan/config.toml, or what BANYAN_CONFIG names; without one the defaults hold. A table may have:
 
-  [pcie]      the keys of `banyan run --pcie`, such as topology = \"host\"
-              [with place = \"bus0\": bus0-free = 16]; virtio = \"bus0\" |
-              \"ports\" says where virtio devices live [default: bus0]
+  [pcie]      the keys of `banyan run --pcie`, such as topology = \"host\" or
+              virtio = \"ports\", with their defaults; bus0-free is 16 with
+              place = \"bus0\"
   [hot-plug]  place = \"bus0\" | \"ports\": where devices go that come while
               the guest runs and name no port [default: bus0]
   [cdi]       dirs = [\"/etc/cdi\", \"/var/run/cdi\"]

@@ -38,27 +38,13 @@ pub enum CtlCommand {
     /// Print counters, such as exits by kind
     Counters,
     /// Print what happens to the machine, until the process ends or nobody reads
+    ///
+    /// A line for each event, or an object with --json: phase, progress, kernel-entered, reset, device-added, device-moved,
+    /// device-removed, device-failed, device-error (the host reported one of the hardware), device-requested (the host wants the device
+    /// back), guest-panic and ended, each with the reason where there is one.
     Events,
     /// Print the description of the HTTP API (OpenAPI)
     Openapi,
-    /// Add a network interface of a tap of the host, or of a vhost-user process; written as for `banyan run --net`
-    AddNet {
-        /// The interface, such as tap=tap0,id=net1
-        #[arg(value_name = "NET", value_parser = boxed::<NetConfig>)]
-        net: Box<NetConfig>,
-    },
-    /// Add a shared folder that a vhost-user process serves; written as for `banyan run --fs`
-    AddFs {
-        /// The folder, such as tag=shared,socket=/run/virtiofsd.sock
-        #[arg(value_name = "FS", value_parser = boxed::<FsConfig>)]
-        fs: Box<FsConfig>,
-    },
-    /// Add the socket device; written as for `banyan run --vsock`
-    AddVsock {
-        /// The device, such as cid=3,socket=/run/vsock.sock
-        #[arg(value_name = "VSOCK", value_parser = boxed::<VsockConfig>)]
-        vsock: Box<VsockConfig>,
-    },
     /// Create a machine from a file with the JSON body of vm.create
     ///
     /// For a process that was started as `banyan --api-socket PATH`; `boot` then starts it. The body is that of Cloud
@@ -133,6 +119,24 @@ pub enum CtlCommand {
         #[arg(value_name = "DISK", value_parser = boxed::<DiskConfig>)]
         disk: Box<DiskConfig>,
     },
+    /// Add a network interface of a tap of the host, or of a vhost-user process; written as for `banyan run --net`
+    AddNet {
+        /// The interface, such as tap=tap0,id=net1
+        #[arg(value_name = "NET", value_parser = boxed::<NetConfig>)]
+        net: Box<NetConfig>,
+    },
+    /// Add a shared folder that a vhost-user process serves; written as for `banyan run --fs`
+    AddFs {
+        /// The folder, such as tag=shared,socket=/run/virtiofsd.sock
+        #[arg(value_name = "FS", value_parser = boxed::<FsConfig>)]
+        fs: Box<FsConfig>,
+    },
+    /// Add the socket device; written as for `banyan run --vsock`
+    AddVsock {
+        /// The device, such as cid=3,socket=/run/vsock.sock
+        #[arg(value_name = "VSOCK", value_parser = boxed::<VsockConfig>)]
+        vsock: Box<VsockConfig>,
+    },
     /// Remove a device from its port or bus; before `boot`, from the machine that will be
     ///
     /// When it leaves a hot-plug port, `banyan run --pcie removal=HOW` decides: at once, or once the guest has let it go, at most
@@ -142,6 +146,19 @@ pub enum CtlCommand {
         /// Its name, as `list` shows it
         #[arg(value_name = "ID")]
         id: String,
+    },
+    /// Change the balloon, or the processors or memory of a machine with --cpus max=N or --memory hotplug=SIZE
+    #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
+    Resize {
+        /// Processors in all
+        #[arg(long, value_name = "N", group = "what", value_parser = clap::value_parser!(u8).range(1..))]
+        cpus: Option<u8>,
+        /// Memory in all, such as 2G
+        #[arg(long, value_name = "SIZE", group = "what")]
+        memory: Option<Size>,
+        /// Memory that the guest is asked to give back, such as 256M
+        #[arg(long, value_name = "SIZE", group = "what")]
+        balloon: Option<Size>,
     },
     /// Let a PCIe error happen at a device or port, to see what the guest makes of it
     ///
@@ -157,19 +174,6 @@ pub enum CtlCommand {
         /// The error
         #[arg(value_name = "ERROR", value_parser = str::parse::<PcieError>)]
         error: PcieError,
-    },
-    /// Change the balloon, or the processors or memory of a machine with --cpus max=N or --memory hotplug=SIZE
-    #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
-    Resize {
-        /// Processors in all
-        #[arg(long, value_name = "N", group = "what", value_parser = clap::value_parser!(u8).range(1..))]
-        cpus: Option<u8>,
-        /// Memory in all, such as 2G
-        #[arg(long, value_name = "SIZE", group = "what")]
-        memory: Option<Size>,
-        /// Memory that the guest is asked to give back, such as 256M
-        #[arg(long, value_name = "SIZE", group = "what")]
-        balloon: Option<Size>,
     },
 }
 

@@ -78,9 +78,9 @@ pub(super) struct RunArguments {
     ///                        the file is made if need be; otherwise it
     ///                        begins with what is there
     ///   hugepages=off|2M|1G  from the host's huge pages [default: off];
-    ///                        `on` with hugepage_size=2M or 1G is the same
+    ///                        `on` with hugepage-size=2M or 1G is the same
     ///   prefault=on|off      touch every page at start [default: off]
-    ///   prefault_threads=N   threads that do so [default: one for each
+    ///   prefault-threads=N   threads that do so [default: one for each
     ///                        processor, at most 16]
     #[arg(long, value_name = "SIZE[,KEY=VALUE...]", value_parser = keyed::<MemoryConfig>, help_heading = MACHINE)]
     #[arg(verbatim_doc_comment, allow_negative_numbers = true)]
@@ -152,7 +152,7 @@ pub(super) struct RunArguments {
     ///   id=NAME              name in trees and texts [default: vfio0, ...]
     ///   clique=0..15         NVIDIA peer-to-peer clique: devices of one
     ///                        may reach each other
-    ///   clique_any_vendor=on show it on any device, not only NVIDIA GPUs
+    ///   clique-any-vendor=on show it on any device, not only NVIDIA GPUs
     ///   p2p=on|off|0+2       BARs that other host functions reach by DMA
     ///   direct=on|off|0+2    BARs that the guest reaches without exits
     ///   on=NAME              port that it hangs on, of the topology file or
@@ -197,6 +197,8 @@ pub(super) struct RunArguments {
     /// Shape of the hierarchy; keys: topology, root-ports, switch-ports, cf8, ...
     ///
     ///   topology=root-ports  each behind its own root port [default]
+    ///   topology=switch      each behind a downstream port of a switch
+    ///   topology=flat        all devices on the root bus
     ///   topology=host        as on the host: root ports and switches
     ///   gpu-order=request|topology
     ///                        with topology=host: GPUs in the order given, or
@@ -214,8 +216,6 @@ pub(super) struct RunArguments {
     ///   nvlink=full|shared|off
     ///                        who sets up NVLink on a host with NVSwitches,
     ///                        as for `banyan check --nvlink`
-    ///   topology=switch      each behind a downstream port of a switch
-    ///   topology=flat        all devices on the root bus
     ///   cold-plug=PORT       what devices without `on=` and without a place
     ///                        on the host hang on: root-port, switch-port
     ///                        (those of switch-ports first), bridge-port (a
