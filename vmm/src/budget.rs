@@ -5,8 +5,7 @@ use std::num::NonZeroU8;
 use api::config::{
     HotPlugPorts, PcieConfig, PortConfig, PortKind as PortKindConfig, PortsOn, Removal as RemovalConfig, TopologyConfig,
 };
-use pci::link::Link;
-use pci::topology::{HotPlug, Name, NodeKind, NodeSpec, Place, PortKind, PortSpec, Removal, Reserve, RootComplexSpec, Topology};
+use pci::topology::{HotPlug, Name, NodeKind, Place, PortKind, PortSpec, Removal, Reserve, RootComplexSpec, Topology};
 use thiserror::Error;
 
 use crate::numa;
@@ -88,28 +87,29 @@ pub fn add_ports(topology: &mut Topology, root: &Name, config: &PcieConfig) {
         HotPlugPorts::NoPort => [false; 3],
     };
     let hot = |hot: bool| hot.then(|| hot_plug(config));
+    let port = |kind, hotplug| PortSpec { hotplug, ..PortSpec::new(kind) };
+    // A single port keeps a device number of its own.
+    let on_root = |index: usize| Place { device: None, function: u8::try_from(index % usize::from(FUNCTIONS)).unwrap_or(0) };
+    let alone = Place::default();
     for index in 0..config.root_ports {
-        // A single port keeps a device number of its own.
-        let function = u8::try_from(index % FUNCTIONS).unwrap_or(0);
-        add(topology, root_port_name(index).0, root, function, PortKind::Root, hot(root_hot));
+        topology.add_port(root_port_name(index).0, root, on_root(index.into()), port(PortKind::Root, hot(root_hot)));
     }
     for (switch, ports) in switch_ports(config).into_iter().enumerate() {
-        let function = u8::try_from(switch % usize::from(FUNCTIONS)).unwrap_or(0);
         let [above, upstream] = switch_names(switch);
-        let above = add(topology, above, root, function, PortKind::Root, None);
-        let upstream = add(topology, upstream, &above, 0, PortKind::Upstream, None);
-        for (port, name) in (0u16..).zip(ports) {
-            let function = if config.switch_ports > 32 { u8::try_from(port % FUNCTIONS).unwrap_or(0) } else { 0 };
-            add(topology, name.0, &upstream, function, PortKind::Downstream, hot(switch_hot));
+        let above = topology.add_port(above, root, on_root(switch), port(PortKind::Root, None));
+        let upstream = topology.add_port(upstream, &above, alone, port(PortKind::Upstream, None));
+        for (number, name) in (0u16..).zip(ports) {
+            let function = if config.switch_ports > 32 { u8::try_from(number % FUNCTIONS).unwrap_or(0) } else { 0 };
+            let place = Place { device: None, function };
+            topology.add_port(name.0, &upstream, place, port(PortKind::Downstream, hot(switch_hot)));
         }
     }
     let (names, slots) = bridge_buses(config);
     for (bridge, name) in names.into_iter().enumerate() {
-        let function = u8::try_from(bridge % usize::from(FUNCTIONS)).unwrap_or(0);
         let [above, _] = bridge_names(bridge);
-        let above = add(topology, above, root, function, PortKind::Root, None);
+        let above = topology.add_port(above, root, on_root(bridge), port(PortKind::Root, None));
         let hotplug = hot(bridge_hot).map(|hotplug| HotPlug { numbers: slots, ..hotplug });
-        add(topology, name.0, &above, 0, PortKind::PciBridge, hotplug);
+        topology.add_port(name.0, &above, alone, port(PortKind::PciBridge, hotplug));
     }
 }
 
@@ -200,17 +200,6 @@ pub fn spread(topology: &mut Topology, config: &PcieConfig, nodes: usize) {
 /// Name of root port `index`.
 fn root_port_name(index: u16) -> Name {
     Name(format!("port{index}"))
-}
-
-fn add(topology: &mut Topology, name: String, on: &Name, function: u8, kind: PortKind, hotplug: Option<HotPlug>) -> Name {
-    let name = Name(name);
-    topology.nodes.push(NodeSpec {
-        name: name.clone(),
-        on: on.clone(),
-        place: Place { device: None, function },
-        kind: NodeKind::Port(PortSpec { kind, ids: None, link: Link::default(), atomic_completers: 0, hotplug }),
-    });
-    name
 }
 
 /// Ports and bridges that cannot be.

@@ -149,27 +149,12 @@ impl Group {
     }
 }
 
-fn port(
-    topology: &mut Topology,
-    name: String,
-    on: &Name,
-    device: Option<u8>,
-    kind: PortKind,
-    link: Link,
-    completers: u8,
-) -> Name {
-    let name = Name(name);
-    let spec = PortSpec { kind, ids: None, link, atomic_completers: completers, hotplug: None };
-    let place = Place { device, function: 0 };
-    topology.nodes.push(NodeSpec { name: name.clone(), on: on.clone(), place, kind: NodeKind::Port(spec) });
-    name
-}
-
 fn on_root_port(topology: &mut Topology, group: Group) {
     let first = group.first();
-    let (name, on, device) = (format!("{}-port", first.name), first.root.clone(), first.device);
-    let (link, completers) = (group.link().unwrap_or_default(), first.atomic_completers);
-    let port = port(topology, name, &on, device, PortKind::Root, link, completers);
+    let place = Place { device: first.device, function: 0 };
+    let link = group.link().unwrap_or_default();
+    let spec = PortSpec { link, atomic_completers: first.atomic_completers, ..PortSpec::new(PortKind::Root) };
+    let port = topology.add_port(format!("{}-port", first.name), &first.root, place, spec);
     group.hang(topology, &port, Some(0));
 }
 
@@ -179,7 +164,7 @@ pub fn place_own(topology: &mut Topology, root: &Name, devices: Vec<Own>) {
     let mut own = Topology::default();
     for Own { name, endpoint, on_port } in devices {
         let on = if on_port {
-            port(&mut own, format!("{name}-port"), root, None, PortKind::Root, Link::default(), 0)
+            own.add_port(format!("{name}-port"), root, Place::default(), PortSpec::new(PortKind::Root))
         } else {
             root.clone()
         };
@@ -291,9 +276,8 @@ fn on_bridges(topology: &mut Topology, root: &Name, config: &PcieConfig, groups:
         }
         while groups.peek().is_some() {
             let [above, bridge] = budget::bridge_names(bridges.next().unwrap_or_default());
-            let link = Link::default();
-            let above = port(topology, above, &own_root, None, PortKind::Root, link, 0);
-            let bridge = port(topology, bridge, &above, None, PortKind::PciBridge, link, 0);
+            let above = topology.add_port(above, &own_root, Place::default(), PortSpec::new(PortKind::Root));
+            let bridge = topology.add_port(bridge, &above, Place::default(), PortSpec::new(PortKind::PciBridge));
             for group in groups.by_ref().take(DEVICES) {
                 let device = group.first().device;
                 group.hang(topology, &bridge, device);

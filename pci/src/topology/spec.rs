@@ -35,6 +35,15 @@ pub struct Topology {
     pub spare_numbers: u8,
 }
 
+impl Topology {
+    /// Hangs a port on `on`. Returns its name, for what hangs on the port.
+    pub fn add_port(&mut self, name: impl Into<String>, on: &Name, place: Place, port: PortSpec) -> Name {
+        let name = Name(name.into());
+        self.nodes.push(NodeSpec { name: name.clone(), on: on.clone(), place, kind: NodeKind::Port(port) });
+        name
+    }
+}
+
 /// A root complex: one ACPI host bridge with a root bus.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RootComplexSpec {
@@ -118,6 +127,12 @@ pub struct PortSpec {
 }
 
 impl PortSpec {
+    /// A port with Banyan's own ids and the usual link, whose devices stay.
+    #[must_use]
+    pub fn new(kind: PortKind) -> Self {
+        Self { kind, ids: None, link: Link::default(), atomic_completers: 0, hotplug: None }
+    }
+
     /// How devices come and go by slot registers: below a link alone.
     #[must_use]
     pub const fn slot(&self) -> Option<HotPlug> {
