@@ -14,7 +14,7 @@ use pci::topology::{EndpointSpec, Name, Parent, Window};
 use super::HotPlugError;
 use super::choice::{self, Candidate, Unfit};
 use super::nearness::{Far, HostPlace, PortPlaces};
-use crate::bus_slots::{BusSlots, Slot};
+use crate::bus_slots::{BusSlots, Functions, Slot, Tell};
 use crate::cdi;
 use crate::changes::Added;
 use crate::effects::Endpoint;
@@ -271,13 +271,13 @@ fn port(
     }
 }
 
-/// Makes a device and puts it in its place; with `tell` the guest learns of it.
+/// Makes a device and puts it in its place.
 pub(super) fn put(
     pci: &PciBus,
     factory: &mut Factory,
     slots: Option<&BusSlots>,
     device: &Added,
-    tell: bool,
+    tell: Tell,
 ) -> Result<(), HotPlugError> {
     let missing = || {
         let ports = pci.change(|tree| tree.hierarchy.hot_plug_ports());
@@ -291,7 +291,10 @@ pub(super) fn put(
             let bus = buses.find(|bus| bus.name == device.port)?;
             Some(slot(&tree.hierarchy, &bus, Some(number), &functions, &Promised(Vec::new())).map(|_| bus.on))
         });
-        return plug_in_slot(pci, factory, slots, found.ok_or_else(missing)??, device, tell);
+        let at = Slot { on: found.ok_or_else(missing)??, number };
+        let functions = plug_in_slot(pci, factory, at, device)?;
+        slots.put(at, functions, tell);
+        return Ok(());
     }
     let port = pci.change(|tree| tree.hierarchy.ports().find(|port| port.name == device.port));
     plug(pci, factory, &port.ok_or_else(missing)?, device)
@@ -299,26 +302,18 @@ pub(super) fn put(
 
 /// Makes a device and puts it into `port`. The guest finds all of its functions in one moment.
 pub(super) fn plug(pci: &PciBus, factory: &mut Factory, port: &PortInfo, device: &Added) -> Result<(), HotPlugError> {
-    let made = make(pci, factory, Parent::Port(port.id), 0, Placement::BelowPort(port.link), device)?;
+    let made = make(pci, factory, Slot { on: Parent::Port(port.id), number: 0 }, Placement::BelowPort(port.link), device)?;
     put_in(pci, factory, Parent::Port(port.id), made, |hierarchy, made, effects| hierarchy.plug(port.id, made, effects))
 }
 
-/// Makes a device and puts it on the bus on `on` at its number. Its BARs are left to the guest.
-pub(super) fn plug_in_slot(
-    pci: &PciBus,
-    factory: &mut Factory,
-    slots: &BusSlots,
-    on: Parent,
-    device: &Added,
-    tell: bool,
-) -> Result<(), HotPlugError> {
-    let number = device.number.ok_or(HotPlugError::Nothing)?;
+/// Makes a device and puts it at a number of a bus. Its BARs are left to the guest. Returns its functions.
+fn plug_in_slot(pci: &PciBus, factory: &mut Factory, at: Slot, device: &Added) -> Result<Functions, HotPlugError> {
+    let on = at.on;
     let placement = if matches!(on, Parent::RootComplex(_)) { Placement::RootBus } else { Placement::Conventional };
-    let made = make(pci, factory, on, number, placement, device)?;
+    let made = make(pci, factory, at, placement, device)?;
     let functions = made.iter().map(|(newcomer, _)| (newcomer.id, newcomer.name.clone())).collect();
     put_in(pci, factory, on, made, |hierarchy, made, effects| hierarchy.plug_on_bus(on, made, effects))?;
-    slots.put(Slot { on, number }, functions, tell);
-    Ok(())
+    Ok(functions)
 }
 
 /// Makes functions for the bus on `on` known to the machine, shows them in mirrors, and lets `plug` put them into the tree.
@@ -352,20 +347,19 @@ fn put_in(
     Ok(plugged?)
 }
 
-/// Makes the functions of a device for number `number` of the bus on `on`.
+/// Makes the functions of a device for its place.
 fn make(
     pci: &PciBus,
     factory: &mut Factory,
-    on: Parent,
-    number: u8,
+    place: Slot,
     placement: Placement,
     device: &Added,
 ) -> Result<Vec<(Newcomer, Endpoint)>, HotPlugError> {
     let mut made = Vec::new();
     for function in &device.functions {
-        let at = Devfn::new(number, function.number);
+        let at = Devfn::new(place.number, function.number);
         let (id, gsi) = pci.change(|tree| {
-            let route = tree.hierarchy.intx(on, at, function.spec.interrupt_pin);
+            let route = tree.hierarchy.intx(place.on, at, function.spec.interrupt_pin);
             (tree.hierarchy.next_id(), route.map(intx::gsi))
         });
         let (name, bars, access) = (function.name.0.as_str(), function.spec.bars, function.access);
@@ -388,7 +382,7 @@ pub(crate) fn restore<'a>(
     slots: Option<&BusSlots>,
 ) -> Result<(), (&'a Added, HotPlugError)> {
     for device in added {
-        put(pci, factory, slots, device, false).map_err(|error| (device, error))?;
+        put(pci, factory, slots, device, Tell::Nobody).map_err(|error| (device, error))?;
     }
     if !added.is_empty() {
         // The guest finds them as any other, with no event to take note of.
