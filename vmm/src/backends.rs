@@ -18,7 +18,7 @@ use api::config::{DiskConfig, DiskSource, ImageFormat, MacAddress, NetConfig, Ne
 use api::events::{Event, Events};
 use api::http::{ListenError, Listening};
 use devices::virtio::balloon::BalloonControl;
-use devices::virtio::block::{Format, Image, ImageError};
+use devices::virtio::block::{Format, Image, ImageError, Opened};
 use devices::virtio::mem::MemControl;
 use devices::virtio::net::tap::{Interface, Offloads, Tap, TapError};
 use devices::virtio::vhost_user::{self, RemoteSpec, Served, ServerError};
@@ -406,7 +406,8 @@ fn open_disk(disk: &DiskConfig, image: &Path) -> Result<Image, BackendError> {
         ImageFormat::FixedVhd => return Err(BackendError::Format { path: path(), format: "fixed VHD" }),
         ImageFormat::Vhdx => return Err(BackendError::Format { path: path(), format: "VHDX" }),
     };
-    Image::new(file, format, disk.readonly, disk.io.direct).map_err(|source| BackendError::Image { path: path(), source })
+    let opened = Opened { readonly: disk.readonly, direct: disk.io.direct };
+    Image::new(file, format, opened).map_err(|source| BackendError::Image { path: path(), source })
 }
 
 /// Whether somebody may listen at `socket`. Nobody is asked: many servers end with their first client.

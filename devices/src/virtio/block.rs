@@ -38,7 +38,7 @@ use super::limit::{Limit, LimitSpec};
 use super::ring::{Ring, Served};
 use super::worker::{Stop, Worker};
 use crate::complaints::{Complaints, Listener};
-pub use image::{Format, Image, ImageError};
+pub use image::{Format, Image, ImageError, Opened};
 use request::Disk;
 use uring::Uring;
 

@@ -60,10 +60,19 @@ enum Content {
     Qcow2(FormatAccess<imago::file::File>),
 }
 
+/// How the file of an image is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Opened {
+    /// For reading alone.
+    pub readonly: bool,
+    /// Past the host's page cache.
+    pub direct: bool,
+}
+
 impl Image {
-    /// Takes a regular file or block device, open for writing unless `readonly`. With `direct` it is open past the page cache.
-    /// Reads and writes of it wait from here on (no `O_NONBLOCK`).
-    pub fn new(mut file: File, format: Format, readonly: bool, direct: bool) -> Result<Self, ImageError> {
+    /// Takes a regular file or block device. Reads and writes of it wait from here on (no `O_NONBLOCK`).
+    pub fn new(mut file: File, format: Format, opened: Opened) -> Result<Self, ImageError> {
+        let Opened { readonly, direct } = opened;
         let kind = file.metadata().map_err(ImageError::Length)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(ImageError::Kind);

@@ -59,7 +59,7 @@ impl Guest {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&pattern(64 << 10)).unwrap();
         let kept = file.try_clone().unwrap();
-        let image = Arc::new(Image::new(file, Format::Raw, readonly, false).unwrap());
+        let image = Arc::new(Image::new(file, Format::Raw, Opened { readonly, ..Opened::default() }).unwrap());
         let spec = BlockSpec {
             image,
             serial: "disk-7".into(),
@@ -471,7 +471,7 @@ fn impossible_disks_are_refused_by_name() {
     let make = |serial: &str, queues, queue_size| {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1023).unwrap();
-        let image = Arc::new(Image::new(file, Format::Raw, false, false).unwrap());
+        let image = Arc::new(Image::new(file, Format::Raw, Opened::default()).unwrap());
         let spec = BlockSpec { image, serial: serial.into(), queues, queue_size, limit: LimitSpec::default(), engine: engine() };
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap());
         BlockFunction::new("root", spec, Seat { memory, msi: Arc::new(FakeMsi::default()), on: Attachment::RootBus })
@@ -489,7 +489,7 @@ fn impossible_disks_are_refused_by_name() {
 fn slow() -> Block {
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
-    let image = Arc::new(Image::new(file, Format::Raw, false, false).unwrap());
+    let image = Arc::new(Image::new(file, Format::Raw, Opened::default()).unwrap());
     let slow = crate::virtio::limit::BucketSpec { size: 2, burst: 0, refill: Duration::from_millis(10) };
     let limit = LimitSpec { bytes: None, requests: Some(slow) };
     Block::new("test", BlockSpec { image, serial: String::new(), queues: 2, queue_size: 64, limit, engine: engine() }).unwrap()

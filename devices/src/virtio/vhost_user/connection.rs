@@ -78,6 +78,19 @@ impl Requests {
     }
 }
 
+/// What a server is given of a device that starts.
+#[derive(Clone, Copy)]
+pub(super) struct Handed<'a> {
+    /// Those that the driver took.
+    pub(super) features: u64,
+    /// The rings that the driver set up.
+    pub(super) rings: &'a [Ring],
+    /// Where the server tells that it used each of them.
+    pub(super) calls: &'a [Arc<Bell>],
+    /// How many rings are in use, from the first on.
+    pub(super) enabled: &'a AtomicUsize,
+}
+
 /// A connection, which outlives resets of the device: many servers end with it.
 pub struct Connection {
     path: PathBuf,
@@ -221,35 +234,24 @@ impl Connection {
         answer.map(|(_, bytes)| bytes).map_err(|source| ConnectionError::Refused { path: self.path.clone(), source })
     }
 
-    /// Hands `rings` over, whose use is told by `calls`; the first `enabled` of them are in use. `features` are those that the
-    /// driver took. RAM is looked at once the conversation is this one's alone, so that memory that comes is told either here or
+    /// Hands rings over. RAM is looked at once the conversation is this one's alone, so that memory that comes is told either here or
     /// by [`Connection::memory_grew`]. Takes as long as the server needs to map memory, or until it is `unwanted`.
     pub(super) fn start(
         &self,
-        features: u64,
         memory: &Memory,
-        rings: &[Ring],
-        calls: &[Arc<Bell>],
-        enabled: &AtomicUsize,
+        handed: Handed<'_>,
         unwanted: impl Fn() -> bool + Send + 'static,
     ) -> Result<(), ConnectionError> {
         let deadline = Deadline::within(&self.socket, &self.ending, longest(&memory.memory()), unwanted);
         let mut frontend = self.frontend();
         self.ask("handed its rings", || {
             let _deadline = deadline.map_err(ConnectionError::Descriptor)?;
-            self.hand_over(&mut frontend, features, &memory.memory(), rings, calls, enabled)
+            self.hand_over(&mut frontend, &memory.memory(), handed)
         })
     }
 
-    fn hand_over(
-        &self,
-        frontend: &mut Frontend,
-        features: u64,
-        memory: &GuestMemoryMmap,
-        rings: &[Ring],
-        calls: &[Arc<Bell>],
-        enabled: &AtomicUsize,
-    ) -> Result<(), ConnectionError> {
+    fn hand_over(&self, frontend: &mut Frontend, memory: &GuestMemoryMmap, handed: Handed<'_>) -> Result<(), ConnectionError> {
+        let Handed { features, rings, calls, enabled } = handed;
         let refused = |source| ConnectionError::Refused { path: self.path.clone(), source };
         let kept = self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         frontend.set_features(features & self.features | kept).map_err(refused)?;

@@ -9,7 +9,7 @@ use log::Level;
 use pci::sync::lock;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::connection::{Connection, ConnectionError};
+use super::connection::{Connection, ConnectionError, Handed};
 use super::server::{Server, ServerError};
 use crate::complaints::Complaints;
 use crate::virtio::function::Start;
@@ -85,7 +85,8 @@ impl Relay {
         let connection = self.server.connection()?;
         let (start, stop) = (&self.start, stop.clone());
         let unwanted = move || stop.stopped() || stop.held();
-        let started = connection.start(start.features, &start.memory, &start.rings, &self.calls, &self.enabled, unwanted);
+        let handed = Handed { features: start.features, rings: &start.rings, calls: &self.calls, enabled: &self.enabled };
+        let started = connection.start(&start.memory, handed, unwanted);
         started.map_err(|_| ServerError::Ended)?;
         if self.server.config() != before {
             self.start.signals.config_changed();

@@ -9,6 +9,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, Mmap
 
 use process::{BACKEND_REQ, CONFIG, GOOD, MQ, Manners, PROTOCOL, Process, REPLY_ACK, SLOTS, serve, serve_in};
 
+use super::connection::Handed;
 use super::*;
 use crate::virtio::Memory;
 use crate::virtio::testing::{DATA, Driver, RAM, WRITE};
@@ -270,8 +271,11 @@ fn private_memory_is_refused_by_name() {
     let mut driver = Driver::started(Remote::new("test", &folder(), remote.clone()).unwrap());
     driver.wait("the device to give up", Driver::gave_up);
     let memory = Memory::new(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RAM)]).unwrap());
-    let error =
-        remote.current().start(feature::VERSION_1, &memory, &[], &[], &AtomicUsize::new(0), || false).unwrap_err().to_string();
+    let error = remote
+        .current()
+        .start(&memory, Handed { features: feature::VERSION_1, rings: &[], calls: &[], enabled: &AtomicUsize::new(0) }, || false)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("--memory shared=on") || error.contains("vhost-user server"), "{error}");
 }
 

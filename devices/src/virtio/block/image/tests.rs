@@ -131,13 +131,13 @@ fn a_qcow2_image_keeps_what_is_written() {
     let memory = MmapRegion::new(8192).unwrap();
     memory.get_slice(0, 4096).unwrap().write_slice(&pattern(4096), 0).unwrap();
     {
-        let image = Image::new(file, Format::Qcow2, false, false).unwrap();
+        let image = Image::new(file, Format::Qcow2, Opened::default()).unwrap();
         assert_eq!(image.size(), 1 << 20);
         image.transfer(Direction::Write, &[memory.get_slice(0, 4096).unwrap()], 65536, || false).unwrap();
         image.write_zeroes(65536 + 512, 512, true, || false).unwrap();
         image.flush().unwrap();
     }
-    let image = Image::new(again, Format::Qcow2, true, false).unwrap();
+    let image = Image::new(again, Format::Qcow2, Opened { readonly: true, ..Opened::default() }).unwrap();
     image.transfer(Direction::Read, &[memory.get_slice(4096, 4096).unwrap()], 65536, || false).unwrap();
     let mut expected = pattern(4096);
     expected[512..1024].fill(0);
@@ -153,7 +153,7 @@ fn large_discards_and_zeros_end_when_they_are_stopped() {
     let raw = tempfile::tempfile().unwrap();
     raw.set_len(LEN).unwrap();
     for (file, format) in [(raw, Format::Raw), (qcow2(LEN), Format::Qcow2)] {
-        let image = Image::new(file, format, false, false).unwrap();
+        let image = Image::new(file, format, Opened::default()).unwrap();
         type Call = fn(&Image, &dyn Fn() -> bool) -> io::Result<()>;
         let calls: [Call; 3] = [
             |image, stopped| image.discard(0, LEN, stopped),
@@ -176,11 +176,11 @@ fn large_discards_and_zeros_end_when_they_are_stopped() {
 #[test]
 fn the_format_is_what_the_user_says_and_never_looked_for() {
     let file = qcow2(1 << 20);
-    let raw = Image::new(file.try_clone().unwrap(), Format::Raw, false, false).unwrap();
+    let raw = Image::new(file.try_clone().unwrap(), Format::Raw, Opened::default()).unwrap();
     assert!(raw.size() != 1 << 20);
     let mut noise = tempfile::tempfile().unwrap();
     noise.write_all(&pattern(8192)).unwrap();
-    assert!(matches!(Image::new(noise, Format::Qcow2, false, false), Err(ImageError::Qcow2(_))));
+    assert!(matches!(Image::new(noise, Format::Qcow2, Opened::default()), Err(ImageError::Qcow2(_))));
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_qcow2_image_that_names_another_file_is_refused() {
     file.write_all_at(name, 0x200).unwrap();
     file.write_all_at(&0x200_u64.to_be_bytes(), 8).unwrap();
     file.write_all_at(&u32::try_from(name.len()).unwrap().to_be_bytes(), 16).unwrap();
-    let error = Image::new(file, Format::Qcow2, true, false).err().unwrap();
+    let error = Image::new(file, Format::Qcow2, Opened { readonly: true, ..Opened::default() }).err().unwrap();
     assert!(error.to_string().contains("are not opened"), "{error}");
 }
 
@@ -203,7 +203,10 @@ fn an_encrypted_qcow2_image_is_refused_and_never_taken_for_a_plain_one() {
         let file = qcow2(1 << 20);
         file.write_all_at(&method.to_be_bytes(), 32).unwrap();
         for readonly in [true, false] {
-            let error = Image::new(file.try_clone().unwrap(), Format::Qcow2, readonly, false).err().unwrap().to_string();
+            let error = Image::new(file.try_clone().unwrap(), Format::Qcow2, Opened { readonly, ..Opened::default() })
+                .err()
+                .unwrap()
+                .to_string();
             assert!(error.contains("encrypted") && error.contains(name), "{error}");
         }
     }
@@ -213,9 +216,9 @@ fn an_encrypted_qcow2_image_is_refused_and_never_taken_for_a_plain_one() {
 fn what_is_no_disk_is_refused() {
     let small = tempfile::tempfile().unwrap();
     small.set_len(511).unwrap();
-    assert!(matches!(Image::new(small, Format::Raw, false, false), Err(ImageError::Small { len: 511, block: 512 })));
+    assert!(matches!(Image::new(small, Format::Raw, Opened::default()), Err(ImageError::Small { len: 511, block: 512 })));
     let folder = File::open("/").unwrap();
-    assert!(matches!(Image::new(folder, Format::Raw, true, false), Err(ImageError::Kind)));
+    assert!(matches!(Image::new(folder, Format::Raw, Opened { readonly: true, ..Opened::default() }), Err(ImageError::Kind)));
 }
 
 #[test]
@@ -225,6 +228,6 @@ fn an_image_that_was_opened_without_waiting_is_read_and_written_by_calls_that_wa
     std::fs::write(&path, [7; 4096]).unwrap();
     let mut options = File::options();
     std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true).write(true), libc::O_NONBLOCK);
-    let image = Image::new(options.open(&path).unwrap(), Format::Raw, false, false).unwrap();
+    let image = Image::new(options.open(&path).unwrap(), Format::Raw, Opened::default()).unwrap();
     assert!(!fcntl_getfl(image.raw().unwrap()).unwrap().contains(OFlags::NONBLOCK));
 }

@@ -6,7 +6,7 @@ use virtio_queue::desc::{RawDescriptor, split::Descriptor};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend};
 
-use super::super::{Block, BlockSpec, Chosen, Engine, Format, Image};
+use super::super::{Block, BlockSpec, Chosen, Engine, Format, Image, Opened};
 use super::*;
 use crate::virtio::limit::LimitSpec;
 use crate::virtio::testing::{AVAILABLE, DATA, Driver, USED, WRITE, place};
@@ -32,7 +32,7 @@ impl Bench {
         let byte = |at: usize| (at / 512).to_le_bytes()[0] | 1;
         std::os::unix::fs::FileExt::write_all_at(&file, &(0..IMAGE).map(byte).collect::<Vec<_>>(), 0).unwrap();
         let spec = BlockSpec {
-            image: Arc::new(Image::new(file, Format::Raw, false, false).unwrap()),
+            image: Arc::new(Image::new(file, Format::Raw, Opened::default()).unwrap()),
             serial: "disk-7".into(),
             queues: 1,
             queue_size: ENTRIES,
