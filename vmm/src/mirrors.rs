@@ -164,7 +164,9 @@ impl Mirror for Page {
 
 /// Pages that cannot be had.
 #[derive(Debug, Error)]
-#[error("cannot map {count} pages of configuration space")]
+#[error(
+    "cannot map {count} pages of configuration space: raise the limit of virtual memory (ulimit -v), or give --pcie mirror=off"
+)]
 pub struct MirrorsError {
     count: usize,
     #[source]

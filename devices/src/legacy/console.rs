@@ -253,7 +253,7 @@ pub enum ConsoleError {
         source: Errno,
     },
     /// No eventfd.
-    #[error("cannot create an eventfd for a console; raise the limit of open files")]
+    #[error("cannot make the event descriptor of a console: the limit of open files is reached (ulimit -n)")]
     Event {
         /// The kernel's reason.
         #[source]
