@@ -6,6 +6,7 @@ use std::sync::Arc;
 use log::Level;
 use pci::access::{Access, Reg};
 use pci::bar::{BarIndex, BarSpec, Bars, ROM};
+use pci::caps::power;
 use pci::function::{BarPiece, Changes, FunctionId, HardwareReset, PciFunction, Programming, ResetKind};
 use pci::regs::{command, header, type0};
 use pci::seams::{IntxEvents, MsiRoutes};
@@ -277,7 +278,7 @@ impl<D: HostDevice> VfioFunction<D> {
     }
 
     fn power_state(&self) -> u32 {
-        self.host.facts.power.map_or(0, |(offset, _)| self.overlay.value(u16::from(offset) + 4) & 3)
+        self.host.facts.power.map_or(0, |(offset, _)| self.overlay.value(power::control_of(offset)) & power::STATE)
     }
 
     /// A power state that the function does not have is not taken (PCI Power Management 1.2, 3.2.4).
@@ -285,7 +286,7 @@ impl<D: HostDevice> VfioFunction<D> {
         let Some((offset, [first, second])) = self.host.facts.power else { return };
         let missing = matches!((self.power_state(), first, second), (1, false, _) | (2, _, false));
         if missing {
-            self.overlay.set(u16::from(offset) + 4, 3, before);
+            self.overlay.set(power::control_of(offset), power::STATE, before);
         }
     }
 }

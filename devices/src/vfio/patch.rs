@@ -86,8 +86,8 @@ pub fn overlay(facts: &Facts, config: &Snapshot, options: &VfioOptions) -> Resul
     overlay.protect(type0::ROM, u32::MAX);
     overlay.emulate(header::INTERRUPT, 0xFF, 0xFF);
     if let Some((offset, _)) = facts.power {
-        overlay.emulate(u16::from(offset) + 4, power::STATE, 0);
-        overlay.replace(u16::from(offset) + 4, power::NO_SOFT_RESET, power::NO_SOFT_RESET);
+        overlay.emulate(power::control_of(offset), power::STATE, 0);
+        overlay.replace(power::control_of(offset), power::NO_SOFT_RESET, power::NO_SOFT_RESET);
     }
     if let Some(msi) = facts.msi {
         let dwords = 3 + u16::from(msi.wide) + 2 * u16::from(msi.maskable);
@@ -114,6 +114,8 @@ pub fn overlay(facts: &Facts, config: &Snapshot, options: &VfioOptions) -> Resul
 /// A function has the type and the link registers that its place allows (PCIe 6.0 7.5.3.2).
 fn place_express(overlay: &mut Overlay, facts: &Facts, fact: ExpressFact, placement: Placement) {
     const TYPE: u32 = 0xF << 20;
+    /// Speed and width of link capabilities, and in the upper half of link control those of link status.
+    const RATE: u32 = 0x3FF;
     let at = |register: u8| u16::from(fact.offset) + u16::from(register);
     let len = facts.capabilities.iter().find(|extent| extent.offset == fact.offset).map_or(0, |extent| extent.len);
     let has = |register: u8| len >= u16::from(register) + 4;
@@ -121,8 +123,8 @@ fn place_express(overlay: &mut Overlay, facts: &Facts, fact: ExpressFact, placem
         Placement::BelowPort(link) if fact.kind == INTEGRATED && has(express::LINK_CONTROL) => {
             let rate = |rate: LinkRate| u32::from(rate.speed.encoding()) | u32::from(rate.width.lanes()) << 4;
             overlay.replace(at(0), TYPE, u32::from(ENDPOINT) << 20);
-            overlay.replace(at(express::LINK_CAPABILITIES), 0x3FF, rate(link.max));
-            overlay.replace(at(express::LINK_CONTROL), 0x3FF << 16, rate(link.current) << 16);
+            overlay.replace(at(express::LINK_CAPABILITIES), RATE, rate(link.max));
+            overlay.replace(at(express::LINK_CONTROL), RATE << 16, rate(link.current) << 16);
             if has(express::LINK_CAPABILITIES_2) {
                 overlay.replace(at(express::LINK_CAPABILITIES_2), 0xFE, link.max.speed.supported_vector());
             }

@@ -10,6 +10,12 @@ pub const STATE: u32 = 3;
 /// No soft reset: registers keep their values on the way from D3hot to D0, so that going there and back resets nothing.
 pub const NO_SOFT_RESET: u32 = 1 << 3;
 
+/// Where the control and status register of a capability at `offset` is.
+#[must_use]
+pub const fn control_of(offset: u8) -> u16 {
+    offset as u16 + CONTROL as u16
+}
+
 /// Power management of a port. Registers keep their values in D3hot; power management events are passed on, as every port
 /// must say (PCIe 6.0 7.5.2.1), and never made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
