@@ -38,7 +38,7 @@ pub use device::{Attach, CliqueId, DeviceConfig, DeviceError, DeviceKind, VfioCo
 pub use disk::{DiskConfig, DiskError, DiskIo, DiskSource, ImageFormat, IoEngine};
 pub use folder::{FsConfig, FsError};
 pub use log::{LogConfig, LogLevel};
-pub use memory::{HotplugMethod, HugePageSize, MemoryConfig, MemoryError, MemoryZone};
+pub use memory::{HotPlugMethod, HugePageSize, MemoryConfig, MemoryError, MemoryZone};
 pub use net::{MacAddress, MacError, NetConfig, NetError, NetSource};
 pub use numa::{Distance, MemoryPolicy, NumaConfig, NumaFlag, NumaFlagError, NumaNode, NumaPlacement};
 pub use output::OutputConfig;

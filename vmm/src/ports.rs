@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::config::{HotplugMethod, VmConfig};
+use api::config::{HotPlugMethod, VmConfig};
 use arch::ports;
 use devices::acpi::{self, CpuPorts, EventPorts, HotPlugRegisters, MemoryPorts};
 use devices::legacy::{
@@ -100,7 +100,7 @@ fn acpi_registers(bus: &mut Bus, config: &VmConfig, hot_plug: &Arc<HotPlugRegist
     if config.cpus.max.is_some() {
         bus.add(ports::CPU_STATE, ports::CPU_STATES, "processor states", CpuPorts(registers()))?;
     }
-    if config.memory.growth.bytes() > 0 && config.memory.method == HotplugMethod::Acpi {
+    if config.memory.growth.bytes() > 0 && config.memory.method == HotPlugMethod::Acpi {
         let len = ports::MEMORY_DEVICES * ports::MEMORY_DEVICE_LEN;
         bus.add(ports::MEMORY_DEVICE, len, "memory devices", MemoryPorts(registers()))?;
     }

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::sync::Arc;
 
-use api::config::{HotplugMethod, LogLevel, VmConfig};
+use api::config::{HotPlugMethod, LogLevel, VmConfig};
 use api::http::{ListenError, Listening};
 use arch::x86_64::cpuid;
 use devices::legacy::{ConsoleError, PowerEvent};
@@ -131,7 +131,7 @@ pub fn needs(config: &VmConfig, spec: &Spec, plan: &MachinePlan) -> Needs {
         memory: config.memory.clone(),
         ranges: plan.map.ram.clone(),
         named: if config.memory.file.is_some() { plan.map.ram.clone() } else { Vec::new() },
-        blocks: if config.memory.method == HotplugMethod::VirtioMem { plan.map.hot_plug.clone() } else { Vec::new() },
+        blocks: if config.memory.method == HotPlugMethod::VirtioMem { plan.map.hot_plug.clone() } else { Vec::new() },
         bindings: spec.numa.as_ref().map_or_else(Vec::new, |numa| numa.bindings(&plan.map)),
         functions: spec.endpoints.iter().filter_map(function).collect(),
     }

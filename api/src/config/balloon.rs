@@ -1,4 +1,4 @@
-//! Memory that the guest gives back.
+//! How much memory the guest is asked to give back, and what it may do of its own accord.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What the guest starts with.
+//! What the guest starts with: a kernel with its initial RAM file system and command line, or a firmware image.
 
 use std::path::PathBuf;
 

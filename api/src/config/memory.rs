@@ -20,7 +20,7 @@ pub struct MemoryConfig {
     /// Bytes that may come beside those of the start. Address space only, nothing is committed.
     pub growth: Size,
     /// How it comes. Without growth it says nothing.
-    pub method: HotplugMethod,
+    pub method: HotPlugMethod,
     /// Backed by a file descriptor that another process can map.
     pub shared: bool,
     /// RAM of the start is in this file: `shared`, what the guest writes is there; otherwise the guest begins with what is there,
@@ -73,7 +73,7 @@ impl Default for MemoryConfig {
         Self {
             size: Size(512 << 20),
             growth: Size(0),
-            method: HotplugMethod::default(),
+            method: HotPlugMethod::default(),
             shared: false,
             file: None,
             hugepages: None,
@@ -87,7 +87,7 @@ impl Default for MemoryConfig {
 choice!(
     /// `hotplug-method=`.
     #[derive(Default)]
-    HotplugMethod {
+    HotPlugMethod {
         /// Memory devices of ACPI: it comes and stays.
         #[default]
         Acpi = "acpi",
@@ -106,7 +106,7 @@ choice!(
 struct Fields {
     size: Size,
     hotplug: Option<Size>,
-    hotplug_method: Option<HotplugMethod>,
+    hotplug_method: Option<HotPlugMethod>,
     #[serde(default)]
     shared: bool,
     file: Option<PathBuf>,
@@ -195,7 +195,7 @@ impl fmt::Display for MemoryConfig {
         pairs.pair("size", &self.size)?;
         if self.growth != Size(0) {
             pairs.pair("hotplug", &self.growth)?;
-            if self.method != HotplugMethod::default() {
+            if self.method != HotPlugMethod::default() {
                 pairs.pair("hotplug-method", &self.method)?;
             }
         }

@@ -1,4 +1,4 @@
-//! Random numbers for the guest.
+//! Where the guest's random numbers come from.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! A whole machine.
+//! All that a machine is configured by, each with its default.
 
 use std::path::PathBuf;
 

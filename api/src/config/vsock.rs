@@ -1,4 +1,4 @@
-//! Sockets between guest and host.
+//! Which context id the guest has, and which socket of the host its streams come and go by.
 
 use std::fmt;
 use std::path::PathBuf;

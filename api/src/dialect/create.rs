@@ -15,7 +15,7 @@ use super::small::{FsBody, VsockBody, missing, no_iommu, no_place};
 use super::zone::{self, ZoneBody};
 use crate::config::flags::FlagError;
 use crate::config::{
-    BalloonConfig, CpuConfig, CpuTopology, HotplugMethod, HugePageSize, KernelConfig, MemoryConfig, MemoryError, OutputConfig,
+    BalloonConfig, CpuConfig, CpuTopology, HotPlugMethod, HugePageSize, KernelConfig, MemoryConfig, MemoryError, OutputConfig,
     Payload, RngConfig, Size, VmConfig,
 };
 use crate::error::ApiError;
@@ -382,8 +382,8 @@ impl MemoryBody {
             notes.ignored(WHAT, "memory.mergeable");
         }
         let method = match self.hotplug_method.as_deref() {
-            None | Some("Acpi") => HotplugMethod::Acpi,
-            Some("VirtioMem") => HotplugMethod::VirtioMem,
+            None | Some("Acpi") => HotPlugMethod::Acpi,
+            Some("VirtioMem") => HotPlugMethod::VirtioMem,
             Some(method) => {
                 let why = format!("`{}` is not supported; use `Acpi` or `VirtioMem`", method.escape_debug());
                 return Err(refused(WHAT, "memory.hotplug_method", &why));

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{disk, net, nodes, zone};
-use crate::config::{DeviceConfig, DeviceKind, HotplugMethod, HugePageSize, OutputConfig, Payload, VmConfig};
+use crate::config::{DeviceConfig, DeviceKind, HotPlugMethod, HugePageSize, OutputConfig, Payload, VmConfig};
 use crate::info::{BarInfo, DeviceInfo, Phase, Progress, VmInfo};
 
 /// What is said of the width of addresses where it was not asked for: the dialect's own default.
@@ -130,8 +130,8 @@ fn memory(config: &VmConfig) -> Value {
         "prefault": memory.prefault,
         "mergeable": false,
         "hotplug_method": match memory.method {
-            HotplugMethod::Acpi => "Acpi",
-            HotplugMethod::VirtioMem => "VirtioMem",
+            HotPlugMethod::Acpi => "Acpi",
+            HotPlugMethod::VirtioMem => "VirtioMem",
         },
         // Zero, too: a client takes a missing key for "cannot grow" and says nothing.
         "hotplug_size": config.memory.growth.bytes(),

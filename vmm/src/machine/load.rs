@@ -1,6 +1,6 @@
 //! Puts what runs first into a machine's memory: a kernel or firmware, and the tables that it finds.
 
-use api::config::{HotplugMethod, KernelConfig, Payload, VmConfig};
+use api::config::{HotPlugMethod, KernelConfig, Payload, VmConfig};
 use arch::memory_map::Range;
 use arch::x86_64::acpi::{self, Cpu, PrtEntry};
 use arch::x86_64::regs::Entry;
@@ -108,7 +108,7 @@ pub(super) fn load(
     let tables = acpi::memory(&acpi::AcpiInputs {
         cpus: &cpus,
         hot_plug_cpus: config.cpus.max.is_some(),
-        memory_devices: if config.memory.growth.bytes() > 0 && config.memory.method == HotplugMethod::Acpi {
+        memory_devices: if config.memory.growth.bytes() > 0 && config.memory.method == HotPlugMethod::Acpi {
             arch::ports::MEMORY_DEVICES
         } else {
             0

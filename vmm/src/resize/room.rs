@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api::config::{HotplugMethod, Size, VmConfig};
+use api::config::{HotPlugMethod, Size, VmConfig};
 use arch::memory_map::{Range, take};
 use arch::ports::MEMORY_DEVICES;
 use devices::acpi::MemoryDevice;
@@ -61,11 +61,11 @@ impl Room {
             numa.map_or_else(|| vec![config.memory.size.bytes()], |numa| numa.nodes.iter().map(|node| node.memory).collect());
         let shares = || (0u32..).zip(share_out(hot_plug, nodes.len()));
         let (ranges, regions) = match config.memory.method {
-            HotplugMethod::Acpi => {
+            HotPlugMethod::Acpi => {
                 let ranges = shares().flat_map(|(node, ranges)| ranges.into_iter().map(move |range| (node, range)));
                 (ranges.collect(), Vec::new())
             }
-            HotplugMethod::VirtioMem => (Vec::new(), regions(config, shares())),
+            HotPlugMethod::VirtioMem => (Vec::new(), regions(config, shares())),
         };
         Self {
             most_cpus: config.cpus.max.unwrap_or(config.cpus.count),
@@ -204,7 +204,7 @@ fn regions(config: &VmConfig, shares: impl Iterator<Item = (u32, Vec<Range>)>) -
 #[must_use]
 pub fn region_count(config: &VmConfig, nodes: usize) -> usize {
     let blocks = usize::try_from(config.memory.growth.bytes() / BLOCK).unwrap_or(usize::MAX);
-    if config.memory.method == HotplugMethod::VirtioMem { nodes.max(1).min(blocks) } else { 0 }
+    if config.memory.method == HotPlugMethod::VirtioMem { nodes.max(1).min(blocks) } else { 0 }
 }
 
 /// `ranges` in `count` parts of equal length, in order of address, each a whole number of blocks.
