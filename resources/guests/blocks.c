@@ -121,11 +121,13 @@ void guest(void) {
     for (u32 i = 0; i < count; i++)
         follow(&devices[i]);
     say("ready\n");
+    u32 looks = 0;
     while (serial_read() < 0) {
         if (seen == interrupt_count[VECTOR]) {
-            short_pause();
+            rest(&looks);
             continue;
         }
+        looks = 0;
         seen = interrupt_count[VECTOR];
         for (u32 i = 0; i < count; i++)
             follow(&devices[i]);

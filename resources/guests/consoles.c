@@ -55,16 +55,19 @@ void guest(void) {
     start();
     say("ready\n");
     print_there("ready", "");
+    u32 looks = 0;
     for (;;) {
         int c = serial_read();
         if (c >= 0 && add(lines[0], &lengths[0], (char)c))
             say("serial: %s\n", lines[0]);
         u32 length;
-        for (u64 typed; (typed = stream_take(&input, &length)); stream_make(&input, LINE))
+        if (c >= 0)
+            looks = 0;
+        for (u64 typed; (typed = stream_take(&input, &length)); stream_make(&input, LINE), looks = 0)
             for (u32 i = 0; i < length; i++)
                 if (add(lines[1], &lengths[1], (char)read8(typed + i)))
                     print_there("console: ", lines[1]);
         if (c < 0)
-            short_pause();
+            rest(&looks);
     }
 }

@@ -1,16 +1,19 @@
 /* Reads serial input up to a newline and prints it as `echo: TEXT`. With `by=interrupt` it sleeps until the serial
- * port's interrupt (GSI 4, edge) arrives; else it polls. */
+ * port's interrupt (GSI 4, edge) arrives; else it polls, after some milliseconds with rests. */
 #include "ioapic.h"
 #include "runtime.h"
 
 enum { COM1 = 0x3f8, INTERRUPT_ENABLE = 1, MODEM_CONTROL = 4, SERIAL_GSI = 4, SERIAL_VECTOR = 0x24 };
 
 static int next_byte(bool by_interrupt) {
+    u32 looks = 0;
     for (;;) {
         int c = serial_read();
         if (c >= 0)
             return c;
-        if (by_interrupt) {
+        if (!by_interrupt) {
+            rest(&looks);
+        } else {
             /* Interrupts are off here and sti takes effect after hlt has begun, so no wake-up is lost. */
             __asm__ volatile("sti; hlt; cli" ::: "memory");
         }

@@ -83,7 +83,7 @@ void guest(void) {
     out8(CPU_STATE, EJECT);
     require(in8(CPU_STATE) == PRESENT || in8(CPU_STATE) == 0xff, "the first processor can be given back");
     say("ready\n");
-    u32 seen = 0;
+    u32 seen = 0, looks = 0;
     for (;;) {
         if (serial_read() >= 0) {
             if (option("reset", 0))
@@ -91,9 +91,10 @@ void guest(void) {
             return;
         }
         if (seen == interrupt_count[EVENT_VECTOR]) {
-            short_pause();
+            rest(&looks);
             continue;
         }
+        looks = 0;
         seen = interrupt_count[EVENT_VECTOR];
         u32 events = in32(EVENTS);
         if (events & CPU_EVENT)

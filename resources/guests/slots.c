@@ -25,6 +25,7 @@ static struct slot {
 } slots[256];
 static u32 slot_count, came, left;
 static bool quiet, acknowledge, fails;
+static u32 looks; /* that found nothing to do */
 
 enum { FIRST_GSI = 16, GSIS = 8, WIRE_VECTOR = 0x50, MESSAGE_VECTOR = 0x48 };
 static volatile bool rung;
@@ -116,6 +117,7 @@ static void give_addresses(struct function *device, struct window *memory, struc
 static void use(struct function *device) {
     if (!is_stub(device))
         return;
+    looks = 0;
     u64 area = device->bars[0].base;
     u32 messages = find_capability(device->at, CAP_MSIX);
     u32 table = messages ? config_read(device->at, messages + 4, 4) : ~0u;
@@ -209,6 +211,7 @@ static void look_at_bus(u32 bus, bool eject) {
         u32 id = config_read(at, 0, 4);
         if (down >> n & 1) {
             say("asked for %s\n", place_name(at));
+            looks = 0;
             if (eject) {
                 out32(LET_GO, 1u << n);
                 say("let go of %s\n", place_name(at));
@@ -222,6 +225,7 @@ static void look_at_bus(u32 bus, bool eject) {
         say("came %s %04x:%04x pin %u, first 256 bytes %s\n", place_name(at), id & 0xffff, id >> 16, config_read(at, 0x3d, 1),
             config_read(at, 0x100, 4) == 0xffffffff ? "alone" : "and more");
         came++;
+        looks = 0;
     }
 }
 
@@ -286,6 +290,8 @@ void guest(void) {
             let_go(&slots[i]);
         if (!polls && !rung)
             continue;
+        if (polls)
+            rest(&looks);
         rung = false;
         for (u32 i = 0; i < slot_count; i++)
             look(&slots[i]);

@@ -99,6 +99,7 @@ void guest(void) {
     require(found, "no sockets");
     start();
     say("ready\n");
+    u32 looks = 0;
     for (;;) {
         int c = serial_read();
         if (c == 'l') {
@@ -112,9 +113,10 @@ void guest(void) {
         u32 length;
         u64 packet = stream_take(&receive, &length);
         if (!packet) {
-            short_pause();
+            rest(&looks);
             continue;
         }
+        looks = 0;
         follow((const struct packet *)packet);
         stream_make(&receive, BUFFER);
     }

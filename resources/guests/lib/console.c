@@ -2,16 +2,25 @@
 #include <stdarg.h>
 #include "runtime.h"
 
-enum { COM1 = 0x3f8, LINE_CONTROL = 3, LINE_STATUS = 5, DEBUG_CONSOLE = 0xe9, DEBUG_EXIT = 0xf4, SLEEP_CONTROL = 0x600 };
+/* Once its FIFO is empty the chip takes so many bytes without a look at it (PC16550D data sheet, 8.6.2). */
+enum { FIFO_SIZE = 16 };
+enum { COM1 = 0x3f8, FIFO_CONTROL = 2, LINE_CONTROL = 3, LINE_STATUS = 5, DEBUG_CONSOLE = 0xe9, DEBUG_EXIT = 0xf4, SLEEP_CONTROL = 0x600 };
 
 void put(enum channel channel, char c) {
     if (channel == REPORT) {
         out8(DEBUG_CONSOLE, (u8)c);
         return;
     }
-    for (u32 tries = 0; tries < 100000 && !(in8(COM1 + LINE_STATUS) & 0x20); tries++) {
+    static u32 room;
+    u32 left = room;
+    if (!left) {
+        out8(COM1 + FIFO_CONTROL, 1);
+        for (u32 tries = 0; tries < 100000 && !(in8(COM1 + LINE_STATUS) & 0x20); tries++) {
+        }
+        left = FIFO_SIZE;
     }
     out8(COM1, (u8)c);
+    room = left - 1;
 }
 
 int serial_read(void) { return in8(COM1 + LINE_STATUS) & 1 ? in8(COM1) : -1; }

@@ -1,7 +1,8 @@
 /* The interrupt table and the local APIC (Intel SDM 3A chapters 6 and 11, xAPIC mode). */
 #include "runtime.h"
 
-enum { APIC = 0xfee00000, APIC_ID = 0x20, APIC_EOI = 0xb0, APIC_SPURIOUS = 0xf0, APIC_LINT0 = 0x350 };
+enum { APIC = 0xfee00000, APIC_ID = 0x20, APIC_EOI = 0xb0, APIC_SPURIOUS = 0xf0, APIC_TIMER = 0x320, APIC_LINT0 = 0x350 };
+enum { APIC_COUNT = 0x380, APIC_DIVIDE = 0x3e0, DIVIDE_BY_1 = 0xb, HALF_A_MILLISECOND = 500000, AT_ONCE = 500 };
 
 struct gate { u16 low, selector; u16 flags, middle; u32 high, reserved; };
 struct frame {
@@ -19,9 +20,11 @@ void interrupt_entered(struct frame *frame) {
         __asm__ volatile("mov %%cr2, %0" : "=r"(cr2));
         fail("exception %lu error %lx at %lx, cr2 %lx", frame->vector, frame->error, frame->rip, cr2);
     }
-    __atomic_fetch_add(&interrupt_count[frame->vector], 1, __ATOMIC_RELAXED);
-    if (interrupt_hook)
-        interrupt_hook((u32)frame->vector);
+    if (frame->vector != REST_VECTOR) {
+        __atomic_fetch_add(&interrupt_count[frame->vector], 1, __ATOMIC_RELAXED);
+        if (interrupt_hook)
+            interrupt_hook((u32)frame->vector);
+    }
     if (frame->vector != SPURIOUS_VECTOR)
         apic_write(APIC_EOI, 0);
 }
@@ -57,4 +60,23 @@ bool interrupt_arrives(u32 vector, u32 before) {
         short_pause();
     }
     return false;
+}
+
+/* KVM's local APIC counts nanoseconds. */
+void rest(u32 *looks) {
+    static bool started;
+    u64 flags;
+    if (++*looks < AT_ONCE) {
+        short_pause();
+        return;
+    }
+    if (!started)
+        apic_start();
+    started = true;
+    __asm__ volatile("pushf; pop %0; cli" : "=r"(flags)::"memory");
+    apic_write(APIC_DIVIDE, DIVIDE_BY_1);
+    apic_write(APIC_TIMER, REST_VECTOR);
+    apic_write(APIC_COUNT, HALF_A_MILLISECOND);
+    /* What comes before the processor sleeps wakes it: sti takes effect after hlt has begun. */
+    __asm__ volatile("sti; hlt; cli; push %0; popf" ::"r"(flags) : "memory", "cc");
 }

@@ -51,8 +51,9 @@ u64 reach(u64 address, u64 size);
 /* Of the processor, at most 47: what four levels of page tables reach one to one. */
 u32 physical_address_bits(void);
 
-/* Interrupts (interrupts.c). Vectors 0x20 to 0x5E are for devices; 0x5F is the spurious one. */
-enum { VECTOR_COUNT = 96, FIRST_VECTOR = 0x20, SPURIOUS_VECTOR = 0x5f };
+/* Interrupts (interrupts.c). Vectors 0x20 to 0x5D are for devices; 0x5E is rest()'s, which no hook hears of and nobody counts, and
+ * 0x5F the spurious one. */
+enum { VECTOR_COUNT = 96, FIRST_VECTOR = 0x20, REST_VECTOR = 0x5e, SPURIOUS_VECTOR = 0x5f };
 extern volatile u32 interrupt_count[VECTOR_COUNT];
 /* Called with the vector before the interrupt is acknowledged; may be NULL. */
 extern void (*volatile interrupt_hook)(u32 vector);
@@ -64,6 +65,9 @@ void apic_write(u32 offset, u32 value);
 void apic_start(void);
 /* Waits until the vector's count differs from `before`; false after about a second. */
 bool interrupt_arrives(u32 vector, u32 before);
+/* Between two looks at what may come, of which the last `looks` found nothing: the next one comes at once, but for a long wait, in
+ * which the processor sleeps half a millisecond before each. Adds one to `looks`; whoever finds something sets it to 0. */
+void rest(u32 *looks);
 
 /* Starts all other processors (processors.c) and waits for `count`, which processor_started() adds to, to become `wanted`;
  * about two seconds at most. A guest that uses it provides `void processor_started(void)`, which each of them runs. */
