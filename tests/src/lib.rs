@@ -9,6 +9,7 @@
 //! | what is told to who listens? | [`listener`] |
 //! | what did a bare-metal guest find? | [`guest`] |
 //! | does a guest go on with all its devices in order? | [`busy`] |
+//! | is a machine that was written down the same in another process? | [`saved`] |
 //! | what does a process that serves a device see? | [`vhost_user`] |
 //!
 //! Nothing here links with Banyan. Tests that need KVM carry `#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]`: where
@@ -20,6 +21,7 @@ pub mod executable;
 pub mod guest;
 pub mod listener;
 pub mod process;
+pub mod saved;
 pub mod server;
 pub mod terminal;
 pub mod vhost_user;

@@ -16,6 +16,16 @@ use crate::executable;
 /// Longest time that a test waits for anything, if it does not say otherwise. Generous: build machines are slow.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
+/// Waits until there is `what`, as a look each few milliseconds tells; panics after [`LIMIT`].
+#[track_caller]
+pub fn until(what: &str, mut is_there: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_there() {
+        assert!(start.elapsed() < LIMIT, "no {what} in {LIMIT:?}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// Runs `banyan ARGUMENTS` to its end, with nothing on standard input.
 pub fn banyan<S: AsRef<str>>(arguments: &[S]) -> Outcome {
     Session::start(arguments).finish()
@@ -201,6 +211,12 @@ impl Session {
     pub fn usage(&self) -> Option<(usize, usize)> {
         let count = |what| Some(std::fs::read_dir(format!("/proc/{}/{what}", self.id())).ok()?.count());
         Some((count("fd")?, count("task")?)).filter(|(descriptors, _)| *descriptors > 0)
+    }
+
+    /// Waits until no more descriptors are open than `before`.
+    #[track_caller]
+    pub fn falls_to(&self, before: usize) {
+        until(&format!("end of descriptors above {before}"), || self.usage().is_none_or(|(open, _)| open <= before));
     }
 
     /// The same without the descriptors of standard error, of which the log opens one with its first line.

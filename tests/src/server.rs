@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::executable;
 use crate::guest::Guest;
-use crate::process::{LIMIT, Session};
+use crate::process::{LIMIT, Session, until};
 
 /// A process with a socket, and the folder that the socket is in.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Server {
         let folder = folder();
         let process = Session::start(&["--api-socket", &folder.path().join("s").display().to_string()]);
         let server = Self { process, folder };
-        server.until("GET vmm.ping", "", 200);
+        listens(&server.socket());
         server
     }
 
@@ -50,7 +50,7 @@ impl Server {
         let mut command = Command::new(executable::path());
         command.arg("--api-socket").arg(folder.path().join("s")).envs(variables.iter().copied());
         let server = Self { process: Session::spawn(command, LIMIT), folder };
-        server.until("GET vmm.ping", "", 200);
+        listens(&server.socket());
         server
     }
 
@@ -200,6 +200,12 @@ pub fn call(socket: &Path, what: &str, body: &str) -> (u16, String) {
     };
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
     (status.unwrap_or_else(|| panic!("no status: {head}")), body.to_owned())
+}
+
+/// Waits until somebody answers at this socket.
+#[track_caller]
+pub fn listens(socket: &Path) {
+    until("somebody who listens", || call(socket, "GET vmm.ping", "").0 == 200);
 }
 
 fn folder() -> TempDir {

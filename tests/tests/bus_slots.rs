@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tests::Guest;
 use tests::guest::image;
+use tests::saved::{restored, write_down};
 use tests::server::Server;
 
 /// Follows the registers of bus 2, on a machine with one bridge.
@@ -193,13 +194,8 @@ fn devices_below_ports_without_slots_leave_where_the_flag_says_so_and_keep_their
     server.process.expect("let go of place 0.0");
     server.until("PUT vm.remove-device", r#"{"id":"a"}"#, 404);
     let Ok(folder) = tempfile::tempdir() else { panic!("no temporary directory") };
-    let url = |key: &str| format!(r#"{{"{key}":"file://{}"}}"#, folder.path().display());
-    server.expect("PUT vm.pause", "", 204);
-    server.expect("PUT vm.snapshot", &url("destination_url"), 204);
-    server.shuts_down();
-
-    let mut again = Server::empty();
-    again.expect("PUT vm.restore", &url("source_url"), 204);
+    write_down(server, folder.path());
+    let mut again = restored(folder.path());
     again.expect("PUT vm.resume", "", 204);
     assert_eq!(again.devices(), "b@switch0-port1 c@switch0-port2");
     assert_eq!(again.remove("b"), 204);

@@ -6,11 +6,11 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use tests::guest::{PASSED, image};
-use tests::process::LIMIT;
+use tests::process::{LIMIT, until};
 use tests::{Guest, Session, in_shell};
 
 #[test]
@@ -78,11 +78,7 @@ fn output_is_complete_even_if_the_reader_sleeps_first() {
 
 /// Waits until the file at `path` is `text`.
 fn wait_for(path: &Path, text: &str) {
-    let deadline = Instant::now() + LIMIT;
-    while fs::read_to_string(path).unwrap_or_default() != text {
-        assert!(Instant::now() < deadline, "{} never was `{text}`", path.display());
-        thread::sleep(Duration::from_millis(10));
-    }
+    until(&format!("`{text}` in {}", path.display()), || fs::read_to_string(path).is_ok_and(|found| found == text));
 }
 
 /// `flood` with its output in a pipe that nobody reads, when it has ended; it prints twice what a pipe holds.

@@ -1,12 +1,11 @@
 //! Disks at work on /dev/kvm, with an honest driver in the guest: what requests cost, and doorbells whose BARs move.
 
 use std::fs::File;
-use std::time::Instant;
 
 use tempfile::TempDir;
 use tests::Guest;
 use tests::guest::image;
-use tests::process::{LIMIT, Outcome};
+use tests::process::{Outcome, until};
 use tests::server::Server;
 
 fn disks(folder: &TempDir, count: usize) -> Vec<String> {
@@ -102,12 +101,7 @@ fn doorbells_are_given_back_when_their_device_leaves() {
     let path = disks(&folder, 1).remove(0);
     assert_eq!(server.create(&image("slots.elf"), "").0, 204);
     server.expect("PUT vm.boot", "", 204);
-    let until = |text: &str| {
-        let start = Instant::now();
-        while !server.expect("GET vm.counters", "", 200).contains(text) {
-            assert!(start.elapsed() < LIMIT, "no {text}: {}", server.expect("GET vm.counters", "", 200));
-        }
-    };
+    let until = |text: &str| until(text, || server.expect("GET vm.counters", "", 200).contains(text));
     for _ in 0..20 {
         server.expect("PUT vm.add-disk", &format!(r#"{{"path":"{path}","id":"d"}}"#), 200);
         until(r#""bar0_doorbells_without_exits":1"#);

@@ -7,17 +7,22 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tests::Session;
 use tests::guest::image;
-use tests::process::{LIMIT, in_shell};
-use tests::server::{Server, machine};
+use tests::process::{LIMIT, in_shell, until};
+use tests::server::{Server, listens, machine};
 
 fn connect(server: &Server) -> UnixStream {
-    let stream = UnixStream::connect(server.socket()).unwrap_or_else(|error| panic!("{error}"));
+    connect_to(&server.socket())
+}
+
+fn connect_to(socket: &Path) -> UnixStream {
+    let stream = UnixStream::connect(socket).unwrap_or_else(|error| panic!("{error}"));
     let timed = stream.set_read_timeout(Some(LIMIT)).and_then(|()| stream.set_write_timeout(Some(LIMIT)));
     timed.unwrap_or_else(|error| panic!("no time limit: {error}"));
     stream
@@ -130,11 +135,7 @@ fn a_thousand_idle_connections_shut_nobody_out_and_leave_nothing() {
     assert_eq!(status(&mut kept), Some(200), "a connection that was used is kept");
     server.expect("PUT vm.delete", "", 204);
     drop(idle);
-    let start = Instant::now();
-    while let Some((now, _)) = server.process.usage().filter(|(now, _)| *now > before) {
-        assert!(start.elapsed() < LIMIT, "{now} descriptors, {before} before");
-        thread::sleep(Duration::from_millis(20));
-    }
+    server.process.falls_to(before);
 }
 
 #[test]
@@ -263,11 +264,7 @@ fn descriptors_too_many_too_few_and_of_wrong_kinds_are_refused_and_closed() {
         }
         // Where none are wanted they are closed.
         assert_eq!(send_with(&server, "GET /api/v1/vmm.ping HTTP/1.1\r\n\r\n", &[other.as_fd(); 10]), Some(200));
-        let start = Instant::now();
-        while let Some((now, _)) = server.process.usage().filter(|(now, _)| *now > before) {
-            assert!(start.elapsed() < LIMIT, "{now} descriptors, {before} before");
-            thread::sleep(Duration::from_millis(10));
-        }
+        server.process.falls_to(before);
         let info = server.expect("GET vm.info", "", 200);
         assert!(!info.contains("02:00:00:00:00:01"), "{info}");
     }
@@ -285,21 +282,25 @@ fn until_the_end(stream: &mut UnixStream) -> String {
 #[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
 fn clients_that_end_their_side_after_a_request_get_their_reply_and_are_let_go() {
     let server = Server::empty();
+    let path = server.socket();
     let ping = "GET /api/v1/vmm.ping HTTP/1.1\r\nHost: x\r\n\r\n";
     let create = |memory: &str| {
         let body = format!(r#"{{"payload":{{"kernel":"{}"}},"memory":{memory}}}"#, image("echo.elf"));
         format!("PUT /api/v1/vm.create HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
     };
     let ask = |request: &str| {
-        let mut stream = connect(&server);
+        let mut stream = connect_to(&path);
         stream.write_all(request.as_bytes()).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         until_the_end(&mut stream)
     };
-    for _ in 0..50 {
-        let reply = ask(ping);
-        assert!(reply.starts_with("HTTP/1.1 200 ") && reply.ends_with('}'), "{reply}");
-    }
+    // Each connection ends a moment after the reply.
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..50).map(|_| scope.spawn(|| ask(ping))).collect();
+        for reply in clients.into_iter().map(|client| client.join().unwrap()) {
+            assert!(reply.starts_with("HTTP/1.1 200 ") && reply.ends_with('}'), "{reply}");
+        }
+    });
     assert_eq!(ask(&ping.repeat(3)).matches("HTTP/1.1 200 ").count(), 3, "requests that follow each other");
     let reply = ask("GET /api/v1/openapi.yaml HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(reply.contains("/vm.boot:") && reply.contains("components:"), "{} bytes", reply.len());
@@ -352,11 +353,7 @@ fn clients_that_end_their_side_keep_nothing_when_they_have_no_request_or_are_gon
     }
     server.expect("PUT vm.delete", "", 204);
     drop(listeners);
-    let start = Instant::now();
-    while let Some((now, _)) = server.process.usage().filter(|(now, _)| *now > before) {
-        assert!(start.elapsed() < LIMIT, "{now} descriptors, {before} before");
-        thread::sleep(Duration::from_millis(20));
-    }
+    server.process.falls_to(before);
 }
 
 #[test]
@@ -400,11 +397,7 @@ fn clients_that_wait_for_descriptors_get_none_that_a_machine_needs_for_its_reset
     let call = |what: &str, body: &str| tests::server::call(&socket, what, body).0;
     let arguments = ["--api-socket", &socket.display().to_string()];
     let process = Session::spawn(in_shell("ulimit -n 64 && exec \"$0\" \"$@\" < /dev/null", &arguments), LIMIT);
-    let start = Instant::now();
-    while call("GET vmm.ping", "") != 200 {
-        assert!(start.elapsed() < LIMIT, "nobody listens");
-        thread::sleep(Duration::from_millis(5));
-    }
+    listens(&socket);
     let more = r#","serial":{"mode":"Tty"},"cpus":{"boot_vcpus":4,"max_vcpus":4}"#;
     assert_eq!(call("PUT vm.create", &machine(&image("echo.elf"), r#""size":67108864"#, more)), 204);
     assert_eq!(call("PUT vm.boot", ""), 204);
@@ -419,11 +412,7 @@ fn clients_that_wait_for_descriptors_get_none_that_a_machine_needs_for_its_reset
     // More than there are descriptors; those that are let in stay.
     let waiting: Vec<UnixStream> = (0..80).map(|_| open()).collect();
     waiting.iter().for_each(|mut client| client.write_all(b"GET /api/v1/vmm.ping HTTP/1.1\r\nHost: x\r\n\r\n").unwrap());
-    let start = Instant::now();
-    while process.usage().is_some_and(|(open, _)| open < 64) {
-        assert!(start.elapsed() < LIMIT, "descriptors are left");
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("lack of descriptors", || process.usage().is_some_and(|(open, _)| open >= 64));
     for reset in 0..20 {
         assert_eq!(asks(), (Some(204), true), "reset {reset}");
         // At another moment of the server's rest each.

@@ -1,6 +1,7 @@
 //! Processors and memory that come and go, and the power button, by the registers that the guest's firmware tables use.
 
 use tests::Guest;
+use tests::process::until;
 use tests::server::Server;
 
 fn growing(options: &str, cpus: &str, memory: &str) -> Guest {
@@ -114,11 +115,7 @@ fn actual(server: &Server) -> u64 {
 
 /// Waits until the guest has so much memory, as vm.info says.
 fn reaches(server: &Server, bytes: u64) {
-    let start = std::time::Instant::now();
-    while actual(server) != bytes {
-        assert!(start.elapsed() < std::time::Duration::from_secs(20), "{} and not {bytes}", actual(server));
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    until(&format!("a memory of {bytes} bytes"), || actual(server) == bytes);
 }
 
 #[test]

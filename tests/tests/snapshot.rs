@@ -8,41 +8,18 @@ use tempfile::TempDir;
 use tests::Guest;
 use tests::busy::{self, STUB};
 use tests::guest::{image, topology};
+use tests::saved::{put_away, restored, resume, url};
 use tests::server::Server;
 
-fn url(key: &str, folder: &Path) -> String {
-    format!(r#"{{"{key}_url":"file://{}"}}"#, folder.display())
-}
-
-/// Pauses the machine, writes it down and ends the process. Where it is.
-fn put_away(server: Server, folder: &TempDir) -> PathBuf {
-    let saved = folder.path().join("saved");
-    fs::create_dir(&saved).expect("a folder");
-    server.expect("PUT vm.pause", "", 204);
-    server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
-    server.shuts_down();
-    saved
-}
-
-/// The same for a machine that counts. Where it is, and how many rounds there were at least.
+/// Puts a machine away that counts. Where it is, and how many rounds there were at least.
 fn save(mut server: Server, folder: &TempDir) -> (PathBuf, u64) {
     let rounds = busy::count(&mut server);
-    (put_away(server, folder), rounds)
-}
-
-fn restore(saved: &Path) -> Server {
-    let server = Server::empty();
-    server.expect("PUT vm.restore", &url("source", saved), 204);
-    let info = server.expect("GET vm.info", "", 200);
-    assert!(info.contains(r#""state":"Paused""#), "{info}");
-    server
+    (put_away(server, folder.path()), rounds)
 }
 
 /// It goes on after `rounds`, and nothing is out of order.
 fn goes_on(mut server: Server, rounds: u64) {
-    server.expect("PUT vm.resume", "", 204);
-    let after = busy::count(&mut server);
-    assert!(after > rounds, "{after} follows {rounds}");
+    let after = resume(&mut server, rounds);
     assert!(busy::count(&mut server) > after);
     busy::passes(server);
 }
@@ -62,7 +39,7 @@ fn a_guest_goes_on_in_another_process_as_often_as_it_is_restored() {
         assert_eq!(fs::metadata(saved.join(name)).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
     }
     for _ in 0..3 {
-        let server = restore(&saved);
+        let server = restored(&saved);
         let after = server.expect("GET vm.info", "", 200);
         assert_eq!(running(&after), before);
         goes_on(server, rounds);
@@ -88,11 +65,11 @@ fn memory_comes_back_however_it_is_backed() {
     for memory in ["64M,shared=on", "64M,prefault=on"] {
         let (server, folder) = busy::start(&["--memory", memory, "--device", STUB]);
         let (saved, rounds) = save(server, &folder);
-        goes_on(restore(&saved), rounds);
+        goes_on(restored(&saved), rounds);
         // As Kata Containers does it with its templates.
         let config = fs::read_to_string(saved.join("config.json")).unwrap();
         fs::write(saved.join("config.json"), config.replace(r#""shared": true"#, r#""shared": false"#)).unwrap();
-        goes_on(restore(&saved), rounds);
+        goes_on(restored(&saved), rounds);
     }
 }
 
@@ -101,12 +78,12 @@ fn memory_comes_back_however_it_is_backed() {
 fn a_restored_machine_can_be_saved_again_and_reset() {
     let (server, folder) = busy::start(&["--memory", "64M", "--device", STUB, "--cpus", "2"]);
     let (saved, _) = save(server, &folder);
-    let mut server = restore(&saved);
+    let mut server = restored(&saved);
     server.expect("PUT vm.resume", "", 204);
     assert!(busy::count(&mut server) > 0);
     let again = tempfile::tempdir().unwrap();
     let (saved, rounds) = save(server, &again);
-    let mut server = restore(&saved);
+    let mut server = restored(&saved);
     server.expect("PUT vm.resume", "", 204);
     assert!(busy::count(&mut server) > rounds);
     server.expect("PUT vm.reboot", "", 204);
@@ -128,7 +105,7 @@ fn a_hierarchy_of_several_ports_comes_back_with_what_was_added_and_removed() {
     let devices = server.devices();
     assert!(devices.contains("late@port1") && devices.contains("late-disk@port2"), "{devices}");
     let (saved, rounds) = save(server, &folder);
-    let server = restore(&saved);
+    let server = restored(&saved);
     assert_eq!(server.devices(), devices);
     assert!(server.expect("GET vm.info", "", 200).contains(r#""id":"late-disk""#));
     goes_on(server, rounds);
@@ -150,7 +127,7 @@ fn a_processor_that_the_guest_was_asked_for_keeps_the_machine_from_being_written
     server.expect("PUT vm.resume", "", 204);
     let rounds = busy::count(&mut server);
     busy::passes(server);
-    let mut restored = restore(&saved);
+    let mut restored = restored(&saved);
     restored.expect("PUT vm.resume", "", 204);
     assert!(rounds > 0 && busy::count(&mut restored) > 0);
 }
@@ -178,7 +155,7 @@ fn a_restore_is_checked_as_the_machine_was() {
     fs::write(saved.join("config.json"), &config).unwrap();
     let (status, error) = Server::with_policy("[guest]\nreset = 1\n").call("PUT vm.restore", &url("source", &saved));
     assert!(status == 400 && error.contains("config.toml, line 2"), "{status} {error}");
-    goes_on(restore(&saved), rounds);
+    goes_on(restored(&saved), rounds);
 }
 
 /// Firmware that puts `K` at its first byte below 1 MiB and says `ready`, then what is there for each byte that it gets.
@@ -209,7 +186,7 @@ fn firmware_finds_what_it_put_below_1_mib() {
     fs::write(&file, firmware()).unwrap();
     let mut server = Server::run(&Guest::from_arguments(&["--memory", "64M", "--firmware", &file.display().to_string()]));
     server.process.expect("ready");
-    let mut server = restore(&put_away(server, &folder));
+    let mut server = restored(&put_away(server, folder.path()));
     server.expect("PUT vm.resume", "", 204);
     server.process.send("?");
     server.process.expect("K");
@@ -223,7 +200,7 @@ fn processors_and_memory_that_came_are_there_again() {
     server.expect("PUT vm.resize", r#"{"desired_vcpus":2,"desired_ram":402653184}"#, 204);
     server.until("GET vm.info", "", 200);
     let (saved, rounds) = save(server, &folder);
-    let server = restore(&saved);
+    let server = restored(&saved);
     let info = server.expect("GET vm.info", "", 200);
     assert!(info.contains(r#""boot_vcpus":2"#) && info.contains(r#""memory_actual_size":402653184"#), "{info}");
     goes_on(server, rounds);
@@ -240,7 +217,7 @@ fn a_machine_of_a_topology_file_comes_back_without_the_file() {
     server.process.expect("ready");
     let devices = server.devices_json();
     fs::remove_file(copy).unwrap();
-    let mut server = restore(&put_away(server, &folder));
+    let mut server = restored(&put_away(server, folder.path()));
     assert_eq!(server.devices_json(), devices);
     server.expect("PUT vm.resume", "", 204);
     server.process.send("still here\n");
@@ -335,7 +312,7 @@ fn a_device_that_left_by_a_reset_is_forgotten_and_another_of_its_name_is_saved()
     server.adds("stub,id=a,bar0=4K:mem32,msix=2");
     let info = server.expect("GET vm.info", "", 200);
     let folder = tempfile::tempdir().unwrap();
-    let restored = restore(&put_away(server, &folder)).expect("GET vm.info", "", 200);
+    let restored = restored(&put_away(server, folder.path())).expect("GET vm.info", "", 200);
     assert_eq!(running(&restored), info);
 }
 
@@ -354,7 +331,7 @@ fn a_disk_of_another_size_is_refused_since_the_driver_would_not_learn_of_it() {
     }
     // The guest may stand between a write and the read that compares.
     fs::write(&path, kept).unwrap();
-    goes_on(restore(&saved), rounds);
+    goes_on(restored(&saved), rounds);
 }
 
 #[test]
@@ -383,7 +360,7 @@ fn a_machine_without_a_device_of_its_start_comes_back_before_and_after_a_reset()
         fs::create_dir(&saved).unwrap();
         // A removal is over when the guest, which looks at no slot, has had its time.
         server.until("PUT vm.snapshot", &url("destination", &saved), 204);
-        let restored = restore(&saved);
+        let restored = restored(&saved);
         assert_eq!(restored.devices(), devices, "{turn}");
         if turn == "reset" {
             server = restored;
@@ -393,6 +370,6 @@ fn a_machine_without_a_device_of_its_start_comes_back_before_and_after_a_reset()
     server.expect("PUT vm.resume", "", 204);
     server.adds("stub,id=gone,bar0=4K:mem32,on=port0");
     let info = server.expect("GET vm.info", "", 200);
-    let restored = restore(&put_away(server, &folder)).expect("GET vm.info", "", 200);
+    let restored = restored(&put_away(server, folder.path())).expect("GET vm.info", "", 200);
     assert_eq!(running(&restored), info);
 }

@@ -9,11 +9,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tests::guest::image;
+use tests::saved::{put_away, url};
 use tests::server::{Server, call};
-
-fn url(key: &str, folder: &Path) -> String {
-    format!(r#"{{"{key}_url":"file://{}"}}"#, folder.display())
-}
 
 /// A machine with a stub from the start, one that came, and a disk that came; written down. `place` is where they came.
 fn saved(folder: &TempDir, stub: &str, place: &str) -> PathBuf {
@@ -27,13 +24,7 @@ fn saved(folder: &TempDir, stub: &str, place: &str) -> PathBuf {
     let (status, reply) = server.add("stub,id=late,bar0=64K:mem32");
     assert_eq!(status, 200, "{reply}");
     server.expect("PUT vm.add-disk", &format!(r#"{{"path":"{}","id":"late-disk"}}"#, disk.display()), 200);
-    server.expect("PUT vm.pause", "", 204);
-    let saved = folder.path().join("saved");
-    fs::create_dir(&saved).expect("a folder");
-    server.expect("PUT vm.snapshot", &url("destination", &saved), 204);
-    server.expect("PUT vmm.shutdown", "", 204);
-    server.ends(0);
-    saved
+    put_away(server, folder.path())
 }
 
 #[test]

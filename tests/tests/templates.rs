@@ -9,13 +9,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tests::busy::{self, STUB, count};
 use tests::guest::image;
+use tests::saved::{goes_on, restored, resume, url, write_down};
 use tests::server::Server;
 
 const SIZE: u64 = 64 << 20;
-
-fn url(key: &str, folder: &Path) -> String {
-    format!(r#"{{"{key}_url":"file://{}"}}"#, folder.display())
-}
 
 fn disk(path: PathBuf) -> PathBuf {
     File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("a disk");
@@ -51,9 +48,7 @@ fn template(memory: &Value) -> (TempDir, u64) {
     server.expect("PUT vm.boot", "", 204);
     server.process.expect("ready");
     let rounds = count(&mut server);
-    server.expect("PUT vm.pause", "", 204);
-    server.expect("PUT vm.snapshot", &url("destination", at), 204);
-    server.shuts_down();
+    write_down(server, at);
     (folder, rounds)
 }
 
@@ -71,15 +66,8 @@ fn copy(template: &Path, shared: bool) -> TempDir {
     folder
 }
 
-fn restored(folder: &TempDir) -> Server {
-    let server = Server::empty();
-    server.expect("PUT vm.restore", &url("source", folder.path()), 204);
-    assert!(server.expect("GET vm.info", "", 200).contains(r#""state":"Paused""#));
-    server
-}
-
 fn resumed(folder: &TempDir) -> Server {
-    let server = restored(folder);
+    let server = restored(folder.path());
     server.expect("PUT vm.resume", "", 204);
     server
 }
@@ -115,10 +103,7 @@ fn machines_of_one_template_begin_where_it_was_and_neither_sees_what_the_other_w
     other.shuts_down();
     assert!(fs::read(at.join("memory")).unwrap() == before, "the template's memory has changed");
     // And once more, after those are gone.
-    let third = copy(at, false);
-    let mut third = resumed(&third);
-    assert!(count(&mut third) > rounds);
-    third.shuts_down();
+    goes_on(copy(at, false).path(), rounds);
 }
 
 #[test]
@@ -127,18 +112,13 @@ fn memory_that_stays_shared_goes_on_in_the_file_and_can_be_written_down_again() 
     let (folder, rounds) = template(&json!({}));
     let before = fs::read(folder.path().join("memory")).unwrap();
     let copy = copy(folder.path(), true);
-    let mut server = resumed(&copy);
-    let after = count(&mut server);
-    assert!(after > rounds, "{after} follows {rounds}");
-    server.expect("PUT vm.pause", "", 204);
+    let mut server = restored(copy.path());
+    let after = resume(&mut server, rounds);
     let again = tempfile::tempdir().unwrap();
-    server.expect("PUT vm.snapshot", &url("destination", again.path()), 204);
-    server.shuts_down();
+    write_down(server, again.path());
     assert!(!again.path().join("memory-ranges").exists());
     assert!(fs::read(folder.path().join("memory")).unwrap() != before, "it is the guest's memory");
-    let mut server = resumed(&again);
-    assert!(count(&mut server) > after);
-    server.shuts_down();
+    goes_on(again.path(), after);
 }
 
 #[test]
@@ -147,7 +127,7 @@ fn a_machine_that_goes_on_in_a_templates_memory_says_so() {
     for shared in [true, false] {
         let (folder, _) = template(&json!({}));
         let copy = copy(folder.path(), shared);
-        let server = restored(&copy);
+        let server = restored(copy.path());
         let again = tempfile::tempdir().unwrap();
         server.expect("PUT vm.snapshot", &url("destination", again.path()), 204);
         server.expect("PUT vm.resume", "", 204);
@@ -165,10 +145,8 @@ fn a_machine_of_a_template_is_written_down_with_its_own_memory() {
     let copy = copy(folder.path(), false);
     let mut server = resumed(&copy);
     let rounds = count(&mut server);
-    server.expect("PUT vm.pause", "", 204);
     let saved = tempfile::tempdir().unwrap();
-    server.expect("PUT vm.snapshot", &url("destination", saved.path()), 204);
-    server.shuts_down();
+    write_down(server, saved.path());
     assert_eq!(fs::metadata(saved.path().join("memory-ranges")).unwrap().len(), SIZE);
     // Which would be written over the template's.
     let path = saved.path().join("config.json");
@@ -177,9 +155,7 @@ fn a_machine_of_a_template_is_written_down_with_its_own_memory() {
     let error = Server::empty().expect("PUT vm.restore", &url("source", saved.path()), 400);
     assert!(error.contains("would be written over"), "{error}");
     fs::write(&path, config).unwrap();
-    let mut server = resumed(&saved);
-    assert!(count(&mut server) > rounds);
-    server.shuts_down();
+    goes_on(saved.path(), rounds);
     assert!(fs::read(folder.path().join("memory")).unwrap() == before);
 }
 
@@ -269,7 +245,7 @@ fn a_file_that_somebody_cuts_ends_its_machine_and_no_other() {
     let mut config: Value = serde_json::from_slice(&fs::read(cut.path().join("config.json")).unwrap()).unwrap();
     config["memory"]["zones"][0]["file"] = json!(private.path().join("memory"));
     fs::write(cut.path().join("config.json"), config.to_string()).unwrap();
-    let (server, mut other) = (restored(&cut), resumed(&whole));
+    let (server, mut other) = (restored(cut.path()), resumed(&whole));
     File::options().write(true).open(private.path().join("memory")).unwrap().set_len(0).unwrap();
     let _ = server.call("PUT vm.resume", "");
     let outcome = server.process.wait();

@@ -1,21 +1,18 @@
 //! A guest on a terminal: what is typed reaches it unseen and whole, and the settings come back on every way out.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use tests::guest::{PASSED, image};
+use tests::process::until;
 use tests::{Guest, Outcome, Session, Terminal};
 
 /// Starts `echo` and waits until it reads from a raw terminal.
 fn start(terminal: &Terminal) -> Session {
     let mut session = terminal.start(Guest::new("echo").arguments());
     session.expect("ready");
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !terminal.is_raw() {
-        assert!(Instant::now() < deadline, "the terminal is not raw while the guest runs");
-        thread::sleep(Duration::from_millis(2));
-    }
+    until("a terminal that is raw while the guest runs", || terminal.is_raw());
     session
 }
 
