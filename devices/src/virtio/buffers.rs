@@ -34,12 +34,19 @@ impl<'m> Buffers<'m> {
             let (list, access) =
                 if writable { (&mut buffers.writable, Permissions::Write) } else { (&mut buffers.readable, Permissions::Read) };
             let len = usize::try_from(descriptor.len()).ok()?;
-            let slices = GuestMemory::get_slices(memory, descriptor.addr(), len, access);
-            let found = slices.ok().and_then(|slices| slices.collect::<Result<Vec<_>, _>>().ok());
-            last_found = found.is_some();
-            match found {
-                Some(slices) => list.extend(slices.into_iter().filter(|slice| !slice.is_empty())),
-                None => buffers.whole = false,
+            let before = list.len();
+            let mut add = |slice: VolatileSlice<'m>| {
+                if !slice.is_empty() {
+                    list.push(slice);
+                }
+            };
+            last_found = match GuestMemory::get_slices(memory, descriptor.addr(), len, access) {
+                Ok(mut slices) => slices.all(|slice| slice.map(&mut add).is_ok()),
+                Err(_) => false,
+            };
+            if !last_found {
+                list.truncate(before);
+                buffers.whole = false;
             }
         }
         (complete && last_found).then_some(buffers)
