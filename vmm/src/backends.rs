@@ -102,7 +102,9 @@ impl Backends {
                 }
                 match Backend::open(device).and_then(|side| self.put(name, side)) {
                     Ok(()) => {}
-                    Err(source) => drop(first_failure().get_or_insert(named(name, source))),
+                    Err(source) => {
+                        first_failure().get_or_insert(named(name, source));
+                    }
                 }
             }
         };

@@ -64,7 +64,7 @@ pub fn run(config: &VmConfig, options: &RunOptions, ahead: Option<CpuidAhead>) -
     let threads = WaitingThreads::start_with(0..config.cpus.count, move || asker.ask()).map_err(MachineError::from)?;
     let (blueprint, vm) = Blueprint::new(config, recorded, ahead)?;
     let backends = Arc::new(Backends::open(&blueprint.spec)?);
-    let guest = Guest::open(Arc::new(blueprint), backends, false)?;
+    let guest = Guest::open(Arc::new(blueprint), backends, Beginning::Boot)?;
     let ground = Groundwork::open(vm, &guest.blueprint.needs(), None)?;
     ground.lay(&ground.work())?;
     let start = Start { ground, threads: Some(threads), saved: None };
@@ -137,6 +137,15 @@ pub fn needs(config: &VmConfig, spec: &Spec, plan: &MachinePlan) -> Needs {
     }
 }
 
+/// Where a guest begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beginning {
+    /// With its kernel or firmware.
+    Boot,
+    /// In the middle: what runs is in the RAM of a snapshot.
+    Snapshot,
+}
+
 /// A guest that has everything but a machine.
 pub struct Guest {
     blueprint: Arc<Blueprint>,
@@ -145,15 +154,15 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Looks at what shall run, unless it is `restored` and runs, opens outputs, says what a user should know.
-    pub fn open(blueprint: Arc<Blueprint>, backends: Arc<Backends>, restored: bool) -> Result<Self, RunError> {
+    /// Looks at what shall run, opens outputs, says what a user should know.
+    pub fn open(blueprint: Arc<Blueprint>, backends: Arc<Backends>, beginning: Beginning) -> Result<Self, RunError> {
         for note in notes(&blueprint.spec, &blueprint.plan) {
             log::warn!("{note}");
         }
         for remark in &blueprint.spec.remarks {
             log::info!("{remark}");
         }
-        if !restored {
+        if beginning == Beginning::Boot {
             machine::check_payload(&blueprint.config)?;
         }
         let mut config = blueprint.config.clone();

@@ -32,7 +32,7 @@ use crate::numa;
 use crate::own_files::{self, Beside};
 use crate::policy;
 use crate::resets::Start;
-use crate::run::{self, Guest, RunError, exit_code};
+use crate::run::{self, Beginning, Guest, RunError, exit_code};
 use crate::session::{After, Service};
 use crate::signals::Signals;
 use crate::snapshot::Snapshot;
@@ -183,7 +183,7 @@ impl State<'_> {
         let by_command = starter.is_some();
         let ground = vm.take_ground();
         let Waiting { config, blueprint, backends, shown, .. } = vm;
-        let restored = shown.is_some();
+        let beginning = if shown.is_some() { Beginning::Snapshot } else { Beginning::Boot };
         let arrivals = Arrivals::new().map_err(ServeError::Channel)?;
         let mut service = Service {
             inbox: self.inbox,
@@ -198,7 +198,7 @@ impl State<'_> {
         let again = Waiting::again(config, Arc::clone(&blueprint), Arc::clone(&backends), Instant::now());
         let ended = ground
             .map_err(RunError::from)
-            .and_then(|laid| Ok((laid, Guest::open(blueprint, backends, restored)?)))
+            .and_then(|laid| Ok((laid, Guest::open(blueprint, backends, beginning)?)))
             .and_then(|((ground, saved), guest)| {
                 let start = Start { ground, threads: promised, saved: saved.as_ref() };
                 guest.run(start, self.options, Some(&mut service))
@@ -224,7 +224,7 @@ impl State<'_> {
             }
             Err(error) => {
                 let asked = by_command && starter.is_some();
-                self.not_started(error, starter, asked, (!restored).then_some(again))?
+                self.not_started(error, starter, asked, (beginning == Beginning::Boot).then_some(again))?
             }
         };
         enders.into_iter().for_each(|reply| reply.send(Ok(())));
