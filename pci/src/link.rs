@@ -76,6 +76,14 @@ pub struct LinkRate {
     pub width: LinkWidth,
 }
 
+impl LinkRate {
+    /// What a link between two ends comes to, each of which does this much at most.
+    #[must_use]
+    pub fn between(self, other: Self) -> Self {
+        Self { speed: self.speed.min(other.speed), width: self.width.min(other.width) }
+    }
+}
+
 impl fmt::Display for LinkRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.speed, self.width)
@@ -157,6 +165,13 @@ mod tests {
         for text in ["", "x16", "32GT/s", "32GT/s x3", "33GT/s x16", "GT/s x1"] {
             assert!(text.parse::<LinkRate>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_link_is_as_fast_and_as_wide_as_both_ends_can() {
+        let rate = |text: &str| text.parse::<LinkRate>().unwrap();
+        assert_eq!(rate("32GT/s x4").between(rate("8GT/s x16")), rate("8GT/s x4"));
+        assert_eq!(rate("8GT/s x4").between(rate("32GT/s x16")), rate("8GT/s x4"));
     }
 
     #[test]

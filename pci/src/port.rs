@@ -33,6 +33,7 @@ use crate::ext_caps::{Acs, Aer, AerKind, Serial};
 use crate::function::{Changes, ResetKind};
 use crate::ids::{ClassCode, Ids, own};
 use crate::interrupts::{Interrupts, Messages};
+use crate::link::{Link, LinkRate};
 use crate::mirror::Mirror;
 use crate::msi::{Msi, MsiVectorsError};
 use crate::regs::{command, header, type1};
@@ -75,6 +76,8 @@ pub struct Port {
     /// Number of the bus that it is on, by the plan.
     primary: u8,
     planned: PlannedPort,
+    /// What the other end of the link below can do, of a device that came; those of the start are in the plan.
+    partner: Option<LinkRate>,
 }
 
 impl Port {
@@ -132,6 +135,7 @@ impl Port {
             writes: WriteCounts::default(),
             primary: planned.at.bdf.bus(),
             planned: port_plan,
+            partner: None,
         };
         port.show_slot();
         Ok(port)
@@ -323,6 +327,18 @@ impl Port {
         self.slot.as_ref().map_or(self.planned.occupied, Slot::occupied)
     }
 
+    /// The link below as the registers show it: no more than a device that came can do.
+    #[must_use]
+    pub fn link(&self) -> Link {
+        let link = self.planned.spec.link;
+        Link { current: self.partner.map_or(link.current, |partner| link.current.between(partner)), ..link }
+    }
+
+    /// The device that is put into the slot next can do this much, if that is known.
+    pub const fn meet(&mut self, partner: Option<LinkRate>) {
+        self.partner = partner;
+    }
+
     /// A device is put into the slot: call when it can answer. The guest is told.
     pub fn insert(&mut self) -> Result<(), SlotError> {
         let enabled = !self.link_disabled();
@@ -332,7 +348,9 @@ impl Port {
     /// The device is taken out of the slot: call when it does not answer any longer. The guest is told.
     pub fn remove(&mut self) -> Result<(), SlotError> {
         let active = !self.link_disabled();
-        self.change_slot(|slot| slot.remove(active))
+        self.change_slot(|slot| slot.remove(active))?;
+        self.meet(None);
+        Ok(())
     }
 
     /// The device of a port without a slot is gone for good: the link goes down. Nothing here tells the guest.
@@ -438,7 +456,7 @@ impl Port {
         if !self.kind.has_link_below() {
             return false;
         }
-        let (link, occupied) = (self.planned.spec.link, self.occupied());
+        let (link, occupied) = (self.link(), self.occupied());
         let inactive = if self.link_disabled() { express::LINK_ACTIVE } else { 0 };
         let change = self.space.set(LINK_CONTROL, LINK_STATUS, link_status(link, occupied) & !inactive);
         self.space.set(Reg::containing(express(express::LINK_CONTROL_2)), LINK_STATUS_2, link_status_2(link, occupied));

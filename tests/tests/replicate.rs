@@ -436,3 +436,21 @@ fn a_device_that_comes_is_below_the_copy_of_its_own_switch_and_in_the_clique_of_
     assert_eq!(clique("g1"), comes);
     server.shuts_down();
 }
+
+#[test]
+#[cfg_attr(without_kvm, ignore = "needs /dev/kvm")]
+fn a_function_of_the_host_whose_removal_the_guest_has_not_noted_is_said_to_be_on_its_way_out() {
+    let host = folder().join("aws-p4d.json");
+    let arguments = ["--host", text(&host), "--pcie", "topology=host,host-ports=all"];
+    let server = Server::run(&Guest::new("slots").options("acknowledge=0").with(&arguments));
+    server.until("GET vm.info", "", 200);
+    server.until("PUT vm.add-device", r#"{"banyan":"0000:10:1d.0,id=g1"}"#, 200);
+    assert_eq!(server.remove("g1"), 204);
+    server.refuses(
+        "0000:10:1d.0,id=g2",
+        409,
+        &["g2 is the host function that is being removed as g1", "when the guest has let go"],
+    );
+    server.refuses("0000:10:1d.0,id=g1", 409, &["device g1 is being removed"]);
+    server.expect("PUT vmm.shutdown", "", 204);
+}

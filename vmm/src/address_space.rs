@@ -334,6 +334,7 @@ mod tests {
             sriov: None,
             ari: false,
             on: pci::emulated::Attachment::RootBus,
+            follows: false,
             interrupt: StubInterrupt::None,
             clique: None,
             clique_any_vendor: false,

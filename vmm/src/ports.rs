@@ -242,6 +242,7 @@ mod tests {
             sriov: None,
             ari: false,
             on: pci::emulated::Attachment::RootBus,
+            follows: false,
             interrupt: devices::stub::StubInterrupt::None,
             clique: None,
             clique_any_vendor: false,

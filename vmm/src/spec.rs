@@ -104,6 +104,7 @@ impl Endpoint {
             // Virtual ones are beyond device 0.
             stub.ari |= stub.sriov.is_some();
             stub.on = match placement {
+                Placement::BelowPort(link) if stub.follows => Attachment::Link(link),
                 Placement::BelowPort(_) => stub.on,
                 Placement::RootBus => Attachment::RootBus,
                 Placement::Conventional => Attachment::Conventional,

@@ -30,6 +30,8 @@ pub struct StubSpec {
     pub ari: bool,
     /// What it hangs on, as its registers show it.
     pub on: Attachment,
+    /// Nobody says what its link is: below a port to which it comes it shows that of the port.
+    pub follows: bool,
     /// How it interrupts.
     pub interrupt: StubInterrupt,
     /// NVIDIA's peer-to-peer approval.
@@ -120,6 +122,7 @@ impl StubSpec {
             sriov: None,
             ari: self.ari,
             on: Attachment::Virtual(link),
+            follows: false,
             interrupt: StubInterrupt::None,
             clique: None,
             clique_any_vendor: false,
@@ -247,6 +250,7 @@ mod tests {
             sriov: None,
             ari: false,
             on: Attachment::RootBus,
+            follows: false,
             interrupt,
             clique: None,
             clique_any_vendor: false,

@@ -35,6 +35,7 @@ fn gpu() -> StubSpec {
         sriov: None,
         ari: false,
         on: Attachment::Link(Link::default()),
+        follows: false,
         interrupt: StubInterrupt::MsiX { vectors: 8 },
         clique: Clique::new(5).ok(),
         clique_any_vendor: false,

@@ -5,7 +5,7 @@
 
 use super::{Capability, id};
 use crate::config::RegDef;
-use crate::link::Link;
+use crate::link::{Link, LinkRate, LinkSpeed, LinkWidth};
 
 /// Offsets of registers from the capability's start, and their bits in the dword.
 pub mod reg {
@@ -233,6 +233,13 @@ impl Express {
 /// Bits of link status that follow the link partner: speed, width and link active, in the dword at [`reg::LINK_CONTROL`].
 pub const LINK_STATUS: u32 = reg::LINK_ACTIVE | 0x3FF << 16;
 
+/// The most that a link can do whose capabilities register has this value; `None` where it says nothing that is known.
+#[must_use]
+pub fn rate(link_capabilities: u32) -> Option<LinkRate> {
+    let field = |shift: u32, mask: u32| u8::try_from(link_capabilities >> shift & mask).ok();
+    Some(LinkRate { speed: LinkSpeed::from_encoding(field(0, 0xF)?)?, width: LinkWidth::new(field(4, 0x3F)?)? })
+}
+
 /// Link status of a port. A link without a partner shows the lowest rate and no lanes.
 #[must_use]
 pub fn link_status(link: Link, up: bool) -> u32 {
@@ -253,7 +260,6 @@ pub const fn link_status_2(link: Link, up: bool) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::{LinkRate, LinkSpeed, LinkWidth};
 
     fn registers(kind: ExpressType, link: Link, link_up: bool) -> Vec<u32> {
         let express = Express { kind, link, link_up, port_number: 9, slot: None, flr: true, atomic_completers: 7 };

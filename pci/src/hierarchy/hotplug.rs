@@ -14,12 +14,13 @@ use thiserror::Error;
 use super::bus::BusInfo;
 use super::fit::{self, Places, Shortfall};
 use super::{Hierarchy, Node, What, reach};
-use crate::access::Reg;
+use crate::access::{CONVENTIONAL_SPACE, Reg};
 use crate::address::{Bdf, Devfn, Sbdf};
+use crate::caps;
 use crate::effect::Effect;
 use crate::function::{FunctionId, Programming, Shared};
 use crate::intx::{self, IntxRoute};
-use crate::link::Link;
+use crate::link::{Link, LinkRate};
 use crate::mirror::{Conventional, Mirror};
 use crate::port::Port;
 use crate::regs::header;
@@ -184,7 +185,11 @@ impl Hierarchy {
         let ids = self.insert(on, bus, functions, programmed);
         self.settle(&ids, effects);
         self.settle_mirrors(effects);
-        let inserted = self.with_port(port, Port::insert);
+        let partner = self.partner(port);
+        let inserted = self.with_port(port, |port| {
+            port.meet(partner);
+            port.insert()
+        });
         self.tell(port, effects);
         inserted
     }
@@ -268,9 +273,22 @@ impl Hierarchy {
             released: slot.is_some_and(Slot::released),
             windows: usable(port),
             access_control: port.access_control(),
-            link: port.planned().spec.link,
+            link: port.link(),
             below: Sbdf { bdf: Bdf::new(port.planned().buses.secondary, Devfn::ZERO), ..node.planned_at },
         }
+    }
+
+    /// What the device below `port` can do at its end of the link, as function 0 shows it.
+    fn partner(&mut self, port: FunctionId) -> Option<LinkRate> {
+        let (id, _) = self.physical_children(Parent::Port(port)).find(|(_, node)| node.devfn == Devfn::ZERO)?;
+        let bytes = self.config_bytes(id, CONVENTIONAL_SPACE);
+        let dword = |at: u8| {
+            let bytes = bytes.get(usize::from(at)..).and_then(|bytes| bytes.first_chunk());
+            bytes.map_or(u32::MAX, |bytes| u32::from_le_bytes(*bytes))
+        };
+        let extents = caps::walk(dword);
+        let express = extents.iter().find(|extent| extent.id == caps::id::EXPRESS)?;
+        caps::express::rate(dword(express.offset.checked_add(caps::express::reg::LINK_CAPABILITIES)?))
     }
 
     pub(super) fn hot_port(&self, id: FunctionId) -> Result<(&Node, &Port), PlugError> {

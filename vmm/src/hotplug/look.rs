@@ -59,7 +59,12 @@ impl HotPlug {
         };
         let at = host.wanted.get(&name.0).copied();
         if let Some((there, _)) = members().find(|(_, member)| Some(member.at) == at) {
-            return Err(HotPlugError::Twice { name: name.clone(), there: there.clone() });
+            let (name, there) = (name.clone(), there.clone());
+            return Err(if self.leaves(&there) {
+                HotPlugError::StillHas { name, there }
+            } else {
+                HotPlugError::Twice { name, there }
+            });
         }
         let automatic = match at {
             Some(at) if device.clique.is_none() => {

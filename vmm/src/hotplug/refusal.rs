@@ -147,6 +147,14 @@ pub enum HotPlugError {
         /// The one that is there.
         there: Name,
     },
+    /// The host function is in this machine still.
+    #[error("device {name} is the host function that is being removed as {there}: add it when the guest has let go of it")]
+    StillHas {
+        /// The new one.
+        name: Name,
+        /// The one that leaves.
+        there: Name,
+    },
     /// More than one function.
     #[error(
         "{device} stands for {functions} host functions that are not one device with a function 0: add them one by one, by their addresses"
@@ -284,6 +292,7 @@ impl HotPlugError {
             | Self::InterfaceLeaves { .. }
             | Self::NamedAsPort { .. }
             | Self::Twice { .. }
+            | Self::StillHas { .. }
             | Self::LeavesAlready { .. }
             | Self::NoneFree { .. }
             | Self::NoneFits { .. }

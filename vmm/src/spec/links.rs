@@ -100,6 +100,7 @@ fn link_of(node: &mut NodeSpec) -> Option<&mut Link> {
 #[cfg(test)]
 mod tests {
     use api::config::{TopologyConfig, VmConfig};
+    use devices::vfio::Placement;
 
     use super::*;
     use crate::spec::spec;
@@ -160,5 +161,17 @@ mod tests {
     fn ports_that_a_device_names_or_gets_show_its_link() {
         let links = links("", &["stub,id=a,on=port0,link=8GT/s x4", "stub,id=b,link=5GT/s x2"]);
         assert_eq!((links["port0"].as_str(), links["b-port"].as_str()), ("8GT/s x4", "5GT/s x2"));
+    }
+
+    #[test]
+    fn a_stub_that_comes_shows_the_link_of_its_port_unless_somebody_says_what_it_has() {
+        let port: Link = Link::at("8GT/s x4".parse().unwrap());
+        for (device, shown) in [("stub", "8GT/s x4"), ("stub,link=2.5GT/s x1", "2.5GT/s x1")] {
+            let config = VmConfig { devices: vec![device.parse().unwrap()], ..VmConfig::default() };
+            let (endpoint, _) = crate::spec::single(&config, &Host::default(), None).unwrap();
+            let Endpoint::Stub(placed) = endpoint.placed(Placement::BelowPort(port)) else { panic!("{device}") };
+            let Attachment::Link(link) = placed.on else { panic!("{device}") };
+            assert_eq!(link.current.to_string(), shown, "{device}");
+        }
     }
 }

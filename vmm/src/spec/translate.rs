@@ -53,6 +53,7 @@ pub(super) fn stand_in(node: &HostNode, clique: Option<Clique>, any_vendor: bool
         sriov: None,
         ari: false,
         on: Attachment::Link(node.link.unwrap_or_default()),
+        follows: node.link.is_none(),
         interrupt: StubInterrupt::Msi { vectors: 1, maskable: true },
         clique,
         clique_any_vendor: any_vendor,
@@ -94,6 +95,7 @@ pub(super) fn stub_spec(stub: &StubConfig, clique: Option<Clique>, any_vendor: b
         }),
         ari: false,
         on: Attachment::Link(link(stub.link.as_ref())?),
+        follows: stub.link.is_none(),
         interrupt: match stub.interrupt {
             InterruptConfig::None => StubInterrupt::None,
             InterruptConfig::Intx(pin) => StubInterrupt::Intx(pin.register()),

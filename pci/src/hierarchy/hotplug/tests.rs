@@ -488,3 +488,29 @@ fn a_thousand_rounds_leave_the_tree_as_it_was() {
     assert_eq!(BarKind::Memory32, small()[0].unwrap().kind);
     assert!(rig.sent.take().is_empty(), "nobody enabled messages");
 }
+
+#[test]
+fn a_port_s_link_is_as_fast_and_wide_as_the_port_and_what_comes_can_be() {
+    let mut rig = Rig::new();
+    let at = rig.plan.by_name("rp0").unwrap().at.bdf;
+    // Link capabilities and status: the latter's rate and width.
+    let shown = |rig: &mut Rig| (dword(&mut rig.tree, at, 0x4C) & 0x3FF, dword(&mut rig.tree, at, 0x50) >> 16 & 0x3FF);
+    let own = (0x105, 0x105);
+    for (link, trained) in [("8GT/s x4", 0x43), ("64GT/s x16", 0x105), ("2.5GT/s x32", 0x101), ("32GT/s x1", 0x15)] {
+        let mut newcomer = rig.newcomer(1, 0);
+        let link = Attachment::Link(Link::at(link.parse().unwrap()));
+        newcomer.function = FakeEndpoint::shared(&EmulatedSpec { on: link, ..device(1, small()) });
+        rig.tree.plug(rig.id("rp0"), vec![newcomer], &mut rig.effects).unwrap();
+        assert_eq!(shown(&mut rig), (own.0, trained), "{link:?}");
+        assert_eq!(rig.info("rp0").link.current.speed.encoding(), u8::try_from(trained & 0xF).unwrap());
+        rig.tree.reset(&mut rig.effects);
+        assert_eq!(shown(&mut rig), (own.0, trained), "a reset trains it again: {link:?}");
+        rig.remove("rp0").unwrap();
+        rig.acknowledge("rp0");
+        assert_eq!(rig.info("rp0").link, Link::default(), "what was there limits nobody else");
+    }
+    let mut newcomer = rig.newcomer(1, 0);
+    newcomer.function = FakeEndpoint::shared(&EmulatedSpec { on: Attachment::RootBus, ..device(1, small()) });
+    rig.tree.plug(rig.id("rp0"), vec![newcomer], &mut rig.effects).unwrap();
+    assert_eq!(shown(&mut rig), own, "it shows no link");
+}
