@@ -399,23 +399,32 @@ impl Mapper {
         }
     }
 
+    /// Gives a BAR at `at` its slots, its place in the DMA domain and its doorbells. It is not reachable by exits yet.
     fn set(&mut self, key: (FunctionId, BarIndex), at: u64) {
-        let Some(endpoint) = self.endpoints.get(&key.0) else { return };
-        let Some((size, pieces)) = endpoint.bars.get(&key.1) else { return };
-        let mut mapped = Mapped { at, size: *size, reachable: false, slots: Vec::new(), doorbells: Vec::new(), dma: false };
+        let Some((size, _)) = self.endpoints.get(&key.0).and_then(|endpoint| endpoint.bars.get(&key.1)) else { return };
+        let size = *size;
+        let (slots, dma, doorbells) = (self.set_slots(key, at), self.set_dma(key, at), self.set_doorbells(key, at));
         let counts = self.counts.entry(key).or_default();
-        for piece in pieces {
+        counts.slots += slots.len() as u64;
+        counts.dma += u64::from(dma);
+        self.mapped.insert(key, Mapped { at, size, reachable: false, slots, doorbells, dma });
+    }
+
+    /// Lets the guest reach the direct pieces without exits. Those that KVM refuses exit.
+    fn set_slots(&mut self, key: (FunctionId, BarIndex), at: u64) -> Vec<u32> {
+        let mut slots = Vec::new();
+        let Some(endpoint) = self.endpoints.get(&key.0).filter(|endpoint| endpoint.access.direct.has(key.1)) else {
+            return slots;
+        };
+        for piece in endpoint.bars.get(&key.1).into_iter().flat_map(|(_, pieces)| pieces) {
             let BarPiece::Direct { offset, len, pages } = *piece else { continue };
-            if !endpoint.access.direct.has(key.1) || !endpoint.hardware && len > EMULATED_SLOT_MAX {
+            if !endpoint.hardware && len > EMULATED_SLOT_MAX {
                 continue;
             }
             // SAFETY: a function keeps the memory of its direct pieces mapped while it is attached, and the machine ends
             // its vCPU threads before it lets go of any function.
             match unsafe { self.slots.add(at + offset, len, pages.host_address) } {
-                Ok(slot) => {
-                    counts.slots += 1;
-                    mapped.slots.push(slot);
-                }
+                Ok(slot) => slots.push(slot),
                 Err(error) => {
                     let text = format_args!(
                         "{} BAR {} at {:#x}: its {} leave the guest one access at a time",
@@ -428,31 +437,42 @@ impl Mapper {
                 }
             }
         }
-        if let (true, Some(domain)) = (endpoint.hardware && endpoint.access.p2p.has(key.1), &self.domain) {
-            // SAFETY: as above; the machine ends its DMA domain before it lets go of any function.
-            match unsafe { domain.map_bar(&endpoint.name, key.1, at, pieces) } {
-                Ok(()) => {
-                    counts.dma += 1;
-                    mapped.dma = true;
-                }
+        slots
+    }
+
+    /// Lets other host functions reach the BAR of one. Whether they do.
+    fn set_dma(&mut self, key: (FunctionId, BarIndex), at: u64) -> bool {
+        let (Some(endpoint), Some(domain)) = (self.endpoints.get(&key.0), &self.domain) else { return false };
+        let Some((_, pieces)) = endpoint.bars.get(&key.1) else { return false };
+        if !endpoint.hardware || !endpoint.access.p2p.has(key.1) {
+            return false;
+        }
+        // SAFETY: a function keeps the memory of its direct pieces mapped while it is attached, and the machine ends its DMA domain
+        // before it lets go of any function.
+        match unsafe { domain.map_bar(&endpoint.name, key.1, at, pieces) } {
+            Ok(()) => true,
+            Err(error) => {
+                self.complaints.entry(key.0).or_default().add(Level::Warn, format_args!("{}", chain(&error)));
+                false
+            }
+        }
+    }
+
+    /// Has KVM signal doorbells in place of an exit. Those from the first on that it refuses exit.
+    fn set_doorbells(&mut self, key: (FunctionId, BarIndex), at: u64) -> Vec<Doorbell> {
+        let mut taken = Vec::new();
+        let (Some(endpoint), Some(doorbells)) = (self.endpoints.get(&key.0), &mut self.doorbells) else { return taken };
+        for doorbell in endpoint.doorbells.get(&key.1).into_iter().flatten() {
+            match doorbells.add(at + doorbell.offset, doorbell.event.as_fd()) {
+                Ok(()) => taken.push(doorbell.clone()),
                 Err(error) => {
-                    self.complaints.entry(key.0).or_default().add(Level::Warn, format_args!("{}", chain(&error)));
+                    let text = format_args!("{} BAR {}: doorbells from here on cost the guest an exit", endpoint.name, key.1);
+                    self.complaints.entry(key.0).or_default().add_error(Level::Warn, text, &error);
+                    break;
                 }
             }
         }
-        if let Some(doorbells) = &mut self.doorbells {
-            for doorbell in endpoint.doorbells.get(&key.1).into_iter().flatten() {
-                match doorbells.add(at + doorbell.offset, doorbell.event.as_fd()) {
-                    Ok(()) => mapped.doorbells.push(doorbell.clone()),
-                    Err(error) => {
-                        let text = format_args!("{} BAR {}: doorbells from here on cost the guest an exit", endpoint.name, key.1);
-                        self.complaints.entry(key.0).or_default().add_error(Level::Warn, text, &error);
-                        break;
-                    }
-                }
-            }
-        }
-        self.mapped.insert(key, mapped);
+        taken
     }
 
     fn unmap(&mut self, key: (FunctionId, BarIndex)) {
