@@ -169,16 +169,15 @@ impl MainLoop {
     }
 
     /// Runs until the guest is to stop, or for as long as the sources allow.
-    pub fn run(&mut self, mut attendant: Option<&mut dyn Attendant>) -> Result<End, MainLoopError> {
+    pub fn run(&mut self, attendant: &mut dyn Attendant) -> Result<End, MainLoopError> {
         let manager = &mut self.manager;
         working_set::trim();
         loop {
             // Before the first wait, too: there may be work from before.
-            if let Some(end) = attendant.as_mut().and_then(|attendant| attendant.attend()) {
+            if let Some(end) = attendant.attend() {
                 return Ok(end);
             }
-            let next = attendant.as_ref().and_then(|attendant| attendant.deadline());
-            let next = next.into_iter().chain(self.deadline.map(|(_, at)| at)).min();
+            let next = attendant.deadline().into_iter().chain(self.deadline.map(|(_, at)| at)).min();
             // Rounded up, or the loop would spin through the last millisecond.
             let left = next.map(|at| at.saturating_duration_since(Instant::now()).as_millis().saturating_add(1));
             let left = left.map_or(-1, |left| i32::try_from(left).unwrap_or(i32::MAX));
@@ -341,13 +340,30 @@ pub enum MainLoopError {
 mod tests {
     use super::*;
 
+    /// Nobody has work for the loop.
+    struct Idle;
+
+    impl Attendant for Idle {
+        fn descriptors(&self) -> Vec<i32> {
+            Vec::new()
+        }
+
+        fn attend(&mut self) -> Option<End> {
+            None
+        }
+
+        fn deadline(&self) -> Option<Instant> {
+            None
+        }
+    }
+
     #[test]
     fn a_guest_that_does_not_end_is_stopped_at_the_time_limit() {
         let limit = Duration::from_millis(20);
         let run = |ending: &Arc<Ending>| {
             let signals = Signals::handle().unwrap();
             let sources = Sources { signals, consoles: Vec::new(), input: None, limit: Some(limit) };
-            MainLoop::new(ending, sources, Vec::new())?.run(None)
+            MainLoop::new(ending, sources, Vec::new())?.run(&mut Idle)
         };
         let ending = Ending::new().unwrap();
         let start = Instant::now();

@@ -128,7 +128,7 @@ impl<'a> Course<'a> {
         let Some(service) = service else {
             let signals = Arc::clone(machine.host_signals());
             let mut lookout = Lookout { signals, backends: Arc::clone(design.backends) };
-            let end = MainLoop::new(&ending, sources, lookout.descriptors())?.run(Some(&mut lookout))?;
+            let end = MainLoop::new(&ending, sources, lookout.descriptors())?.run(&mut lookout)?;
             let mut changes = changes.clone();
             changes.remove(&hotplug::wanted_back(machine));
             return Ok((end, changes));
@@ -139,7 +139,7 @@ impl<'a> Course<'a> {
         let mut main_loop = MainLoop::new(&ending, sources, session.descriptors())?;
         self.spare.keep();
         session.started(if design.state.is_some() { Phase::Paused } else { Phase::Running });
-        let end = main_loop.run(Some(&mut session))?;
+        let end = main_loop.run(&mut session)?;
         self.spare.give(published.door());
         Ok((end, session.changes()))
     }
