@@ -77,7 +77,7 @@ impl Hierarchy {
     /// Whether a device with these `functions` finds addresses on the bus on `on`: on a root bus those of the root complex that
     /// neither devices there nor windows of ports have.
     pub fn check_bus_fit(&self, on: Parent, functions: &[EndpointSpec]) -> Result<(), PlugError> {
-        let mut needs: Vec<_> = functions.iter().map(|spec| fit::needs(spec, true)).collect();
+        let mut needs: Vec<_> = functions.iter().map(fit::conventional_needs).collect();
         let id = match on {
             Parent::Port(id) => id,
             Parent::RootComplex(index) => {
@@ -126,7 +126,7 @@ impl Hierarchy {
             Parent::Port(port) => {
                 let windows = self.hot_port(port)?.1.planned().windows;
                 let (taken, _) = self.siblings(on, &both(windows), When::AfterReset);
-                let needs: Vec<_> = specs.iter().map(|spec| fit::needs(spec, true)).collect();
+                let needs: Vec<_> = specs.iter().map(fit::conventional_needs).collect();
                 fit::place(windows, &taken, &needs).ok()
             }
         };

@@ -77,9 +77,14 @@ impl fmt::Display for Shortfall {
 /// What one function needs.
 pub(super) type Needs = Vec<(Resource, Need)>;
 
-/// What a function needs on a bus; a conventional one shows no virtual functions.
-pub(super) fn needs(spec: &EndpointSpec, conventional: bool) -> Needs {
-    spec.needs().filter(|(what, _)| !(conventional && matches!(what, Resource::VfBar(_)))).collect()
+/// What a function needs below a port with a link.
+pub(super) fn needs(spec: &EndpointSpec) -> Needs {
+    spec.needs().collect()
+}
+
+/// What a function needs on a conventional bus, where it shows no virtual functions.
+pub(super) fn conventional_needs(spec: &EndpointSpec) -> Needs {
+    spec.needs().filter(|(what, _)| !matches!(what, Resource::VfBar(_))).collect()
 }
 
 /// Where one function's resources are; I/O BARs have no place below a port.
@@ -226,7 +231,7 @@ mod tests {
     }
 
     fn bars(functions: &[[Option<BarSpec>; 6]]) -> Vec<Needs> {
-        functions.iter().map(|bars| needs(&EndpointSpec { bars: *bars, ..EndpointSpec::default() }, false)).collect()
+        functions.iter().map(|bars| needs(&EndpointSpec { bars: *bars, ..EndpointSpec::default() })).collect()
     }
 
     fn missing(windows: Windows, functions: &[[Option<BarSpec>; 6]]) -> Vec<(bool, u64, u64)> {
@@ -289,13 +294,13 @@ mod tests {
 
     #[test]
     fn the_rom_and_the_bars_of_virtual_functions_count() {
-        let of = |conventional| [needs(&with_more(), conventional)];
-        let Shortfall(missing) = place(BOTH, &[], &of(false)).unwrap_err();
+        let (needed, conventional) = ([needs(&with_more())], [conventional_needs(&with_more())]);
+        let Shortfall(missing) = place(BOTH, &[], &needed).unwrap_err();
         assert_eq!(missing, [Missing { of: Space::Prefetchable, needed: 320 * MIB, there: 256 * MIB, enough: 320 * MIB }]);
-        let places = place(BOTH, &[], &of(true)).unwrap();
+        let places = place(BOTH, &[], &conventional).unwrap();
         assert_eq!(places, [Places { rom: Some(MEMORY.base), ..Places::default() }], "a conventional bus shows none of them");
         let large = Windows { prefetchable: Some(Window { base: 1 << 40, limit: (1 << 41) - 1 }), ..BOTH };
-        assert_eq!(place(large, &[], &of(false)).unwrap()[0].vf_bars[0], Some(1 << 40));
+        assert_eq!(place(large, &[], &needed).unwrap()[0].vf_bars[0], Some(1 << 40));
     }
 
     #[test]

@@ -159,7 +159,7 @@ impl Hierarchy {
         if slot.leaving() {
             return Err(PlugError::Leaving { port: name() });
         }
-        let needs: Vec<_> = functions.iter().map(|(_, spec)| fit::needs(spec, false)).collect();
+        let needs: Vec<_> = functions.iter().map(|(_, spec)| fit::needs(spec)).collect();
         let placed = fit::place(usable(registers), &[], &needs);
         let numbered = fit::numbers(registers.buses().unwrap_or(registers.planned().buses), functions.iter().copied());
         if placed.is_ok() && numbered.is_ok() {
@@ -178,7 +178,7 @@ impl Hierarchy {
         self.check_fit_at(port, &functions.iter().map(|newcomer| (newcomer.at, &newcomer.spec)).collect::<Vec<_>>())?;
         let (node, registers) = self.hot_port(port)?;
         self.check_places(&node.name, 0, &functions)?;
-        let needs: Vec<_> = functions.iter().map(|newcomer| fit::needs(&newcomer.spec, false)).collect();
+        let needs: Vec<_> = functions.iter().map(|newcomer| fit::needs(&newcomer.spec)).collect();
         let places = fit::place(registers.planned().windows, &[], &needs).ok();
         let (on, bus) = (Parent::Port(port), self.planned_bus(port)?);
         let programmed = self.programming(on, &functions, places.as_deref());
