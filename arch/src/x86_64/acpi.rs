@@ -5,6 +5,7 @@
 
 use core::ops::RangeInclusive;
 
+use acpi_tables::aml::Interrupt;
 use acpi_tables::{Aml, AmlSink, mcfg::MCFG, rsdp::Rsdp, sdt::Sdt, xsdt::XSDT};
 use pci::intx::IntxRoute;
 
@@ -202,6 +203,12 @@ fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Sdt {
     let mut sdt = Sdt::new(signature, HEADER, revision, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     sdt.append_slice(body);
     sdt
+}
+
+/// An interrupt that one device raises by edges: active high, consumed, not shared (ACPI 6.5 6.4.3.6).
+fn edge(gsi: u32) -> Interrupt {
+    let (consumer, edge_triggered, active_low, shared) = (true, true, false, false);
+    Interrupt::new(consumer, edge_triggered, active_low, shared, gsi)
 }
 
 /// MCFG (PCI Firmware 3.3 4.1.2): the ECAM of each segment.

@@ -1,15 +1,14 @@
 //! Builds DSDT: the serial line, the generic event device, the reservation of ECAM, the root bridges, the soft-off state.
 
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate,
-    Scope, ZERO,
+    AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope, ZERO,
 };
 use acpi_tables::{Aml, AmlSink, sdt::Sdt};
 
 use crate::memory_map::{MemoryMap, Range};
 use crate::ports;
 
-use super::{AcpiInputs, events, pci_root, slots};
+use super::{AcpiInputs, edge, events, pci_root, slots};
 
 /// Revision 2 and later: integers have 64 bits.
 const REVISION: u8 = 2;
@@ -41,7 +40,7 @@ impl Aml for Serial {
         if !self.0 {
             return;
         }
-        let interrupt = Interrupt::new(true, true, false, false, ports::SERIAL_GSI);
+        let interrupt = edge(ports::SERIAL_GSI);
         Device::new(
             Path::new("COM1"),
             vec![

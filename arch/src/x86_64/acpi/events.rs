@@ -6,14 +6,14 @@
 
 use acpi_tables::aml::{
     Add, AddressSpace, AddressSpaceCacheable, And, Arg, BufferData, CreateQWordField, Device, EISAName, Equal, Field,
-    FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If, Interrupt, Local, Method, MethodCall, Name, NotEqual,
-    Notify, ONE, OpRegion, OpRegionSpace, Path, ResourceTemplate, Return, ShiftRight, Store, Subtract, While, ZERO,
+    FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If, Local, Method, MethodCall, Name, NotEqual, Notify, ONE,
+    OpRegion, OpRegionSpace, Path, ResourceTemplate, Return, ShiftRight, Store, Subtract, While, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
 
 use crate::ports::{self, event};
 
-use super::{AcpiInputs, Raw, madt};
+use super::{AcpiInputs, Raw, edge, madt};
 
 /// Present, enabled, shown and working (ACPI 6.5 6.3.7).
 const STA_PRESENT: u8 = 0xF;
@@ -85,10 +85,7 @@ fn event_device(sink: &mut dyn AmlSink, handled: &[(u32, Raw)]) {
         vec![
             &Name::new(Path::new("_HID"), &"ACPI0013"),
             &Name::new(Path::new("_UID"), &ZERO),
-            &Name::new(
-                Path::new("_CRS"),
-                &ResourceTemplate::new(vec![&Interrupt::new(true, true, false, false, ports::EVENT_GSI)]),
-            ),
+            &Name::new(Path::new("_CRS"), &ResourceTemplate::new(vec![&edge(ports::EVENT_GSI)])),
             &Method::new(Path::new("_EVT"), 1, true, body),
         ],
     )

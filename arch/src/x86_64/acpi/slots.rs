@@ -5,15 +5,15 @@
 //! Sources: ACPI 6.5 5.6.9 (event device), 6.3.3 (`_EJ0`); linux: `drivers/acpi/evged.c`, `drivers/pci/hotplug/acpiphp_glue.c`.
 
 use acpi_tables::aml::{
-    And, Device, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If, Interrupt, Local, Method, MethodCall,
-    Name, Notify, OpRegion, OpRegionSpace, Path, ResourceTemplate, Store,
+    And, Device, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If, Local, Method, MethodCall, Name, Notify,
+    OpRegion, OpRegionSpace, Path, ResourceTemplate, Store,
 };
 use acpi_tables::{Aml, AmlSink};
 use pci::address::Devfn;
 
 use crate::ports;
 
-use super::{Raw, RootBridge, numbered};
+use super::{Raw, RootBridge, edge, numbered};
 
 /// `Notify` values of devices (ACPI 6.5 table 5.161).
 const DEVICE_CHECK: u8 = 1;
@@ -106,7 +106,7 @@ fn look(body: &mut Vec<u8>, index: u8, buses: &[(usize, &SlotBus)]) {
 }
 
 fn event_device(sink: &mut dyn AmlSink) {
-    let interrupt = Interrupt::new(true, true, false, false, ports::BUS_SLOTS_GSI);
+    let interrupt = edge(ports::BUS_SLOTS_GSI);
     let call = MethodCall::new(Path::new("\\_SB_.BSEV"), vec![]);
     Device::new(
         Path::new("BSGE"),
