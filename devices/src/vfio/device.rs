@@ -168,20 +168,27 @@ impl<D: HostDevice> VfioFunction<D> {
         }
     }
 
-    /// All interrupts off, INTx too if `wire`.
-    fn silence(&mut self, wire: bool) {
+    /// All messages off.
+    fn silence_messages(&mut self) {
         let mut lender = Lender { id: self.id, device: &mut self.host.device, routes: self.routes.as_ref() };
         let msix = self.msix.as_mut().map(|msix| msix.reset(&mut lender));
         let msi = self.msi.as_mut().map(|msi| msi.reset(&mut lender));
-        let intx = self.intx.as_mut().filter(|_| wire).map(|intx| intx.set(false, &mut lender));
-        for error in [msix, msi, intx].into_iter().flatten().filter_map(Result::err) {
+        for error in [msix, msi].into_iter().flatten().filter_map(Result::err) {
+            self.complain("interrupts", &error);
+        }
+    }
+
+    /// INTx off.
+    fn silence_wire(&mut self) {
+        let mut lender = Lender { id: self.id, device: &mut self.host.device, routes: self.routes.as_ref() };
+        if let Some(Err(error)) = self.intx.as_mut().map(|intx| intx.set(false, &mut lender)) {
             self.complain("interrupts", &error);
         }
     }
 
     /// Registers that are kept here go back to their reset values.
     fn begin_reset(&mut self, kind: ResetKind) {
-        self.silence(false);
+        self.silence_messages();
         self.overlay.reset(kind);
         self.bars.reset();
         self.begin_hardware_reset();
@@ -458,7 +465,8 @@ impl<D: HostDevice> PciFunction for VfioFunction<D> {
             return;
         }
         self.detached = true;
-        self.silence(true);
+        self.silence_messages();
+        self.silence_wire();
         self.bars.reset();
         self.begin_hardware_reset();
     }
