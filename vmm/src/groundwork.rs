@@ -77,11 +77,11 @@ pub struct Groundwork {
     blocks: Vec<Range>,
 }
 
-/// How memory is backed.
+/// How memory is backed, without a wish for transparent huge pages.
 #[must_use]
-pub fn backing(memory: &MemoryConfig, transparent_huge_pages: bool) -> Backing {
+pub fn backing(memory: &MemoryConfig) -> Backing {
     let huge_page = memory.hugepages.map(|page| page.size().bytes());
-    Backing { shared: memory.shared, huge_page, transparent_huge_pages }
+    Backing { shared: memory.shared, huge_page, transparent_huge_pages: false }
 }
 
 impl Needs {
@@ -95,8 +95,13 @@ impl Needs {
         }
     }
 
+    /// RAM of a machine that was written down, in `ranges`, which are all that the named file has, if there are some.
+    pub fn saved_ram(&self, ranges: &[Range]) -> Result<Option<GuestMemoryMmap>, MemoryError> {
+        self.named_ram(ranges, false)
+    }
+
     /// RAM in `ranges`, which are all that the named file has, if there are some. The file `grows` if it has to.
-    pub fn named_ram(&self, ranges: &[Range], grows: bool) -> Result<Option<GuestMemoryMmap>, MemoryError> {
+    fn named_ram(&self, ranges: &[Range], grows: bool) -> Result<Option<GuestMemoryMmap>, MemoryError> {
         let (Some(path), false) = (&self.memory.file, ranges.is_empty()) else { return Ok(None) };
         let shared = self.memory.shared;
         let how = Use { shared, grows, pinned: !self.functions.is_empty() };
@@ -112,7 +117,8 @@ impl Groundwork {
         // A file may hold anything.
         let used = ram.is_some() || !needs.named.is_empty();
         let passthrough = !needs.functions.is_empty();
-        let backing = backing(&needs.memory, passthrough || needs.memory.prefault);
+        let transparent_huge_pages = passthrough || needs.memory.prefault;
+        let backing = Backing { transparent_huge_pages, ..backing(&needs.memory) };
         let there = |range: &Range| ram.as_ref().is_some_and(|ram| ram.iter().any(|region| region.start_addr().0 == range.start));
         let missing: Vec<Range> = needs.ranges.iter().filter(|range| !there(range)).copied().collect();
         let ram = match ram {

@@ -114,7 +114,7 @@ impl Resizer {
         extent.blocks.resize(blocks.len(), 0);
         Ok(Self {
             room: Room::new(config, numa, hot_plug),
-            backing: groundwork::backing(&config.memory, config.memory.prefault),
+            backing: Backing { transparent_huge_pages: config.memory.prefault, ..groundwork::backing(&config.memory) },
             numa: numa.cloned(),
             prefault: config.memory.prefault,
             extent,

@@ -184,11 +184,11 @@ impl Ram {
 
     /// Makes what the machine stands on, with RAM as it was.
     fn ground(&self, vm: Vm, needs: &Needs, prefault: bool, work: &Work) -> Result<Groundwork, GroundworkError> {
-        let named = needs.named_ram(&self.named, false)?;
+        let named = needs.saved_ram(&self.named)?;
         let copied = needs.memory.shared || needs.memory.hugepages.is_some();
         let rest = match &self.part {
             None => None,
-            Some(part) if copied => Some((ram::create(&self.rest, groundwork::backing(&needs.memory, false))?, part)),
+            Some(part) if copied => Some((ram::create(&self.rest, groundwork::backing(&needs.memory))?, part)),
             Some(part) => Some((ram::file::map(&part.file, &self.rest, false)?, part)),
         };
         let all = match (named, &rest) {
