@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::access::Reg;
 use crate::address::{Bdf, Devfn, Sbdf};
-use crate::bar::{BarIndex, ROM};
+use crate::bar::{BarIndex, PORTS, ROM};
 use crate::effect::Effect;
 use crate::emulated::Attachment;
 use crate::errors::PcieError;
@@ -21,6 +21,7 @@ use crate::hierarchy::{Hierarchy, Newcomer};
 use crate::link::Link;
 use crate::mirror::Mirror;
 use crate::state::{Reader, StateError, Writer};
+use crate::sync::lock;
 use crate::testing::{FakeEndpoint, FakeMirror, tree};
 use crate::topology::{EndpointSpec, Name, Parent, Plan, PlannedRootComplex};
 use trees::{IDS, Source, apertures, bars, emulated, sriov, topology};
@@ -355,6 +356,9 @@ impl World {
             3 => 0x8000_0000 | dword & 0x7FF0_0000,
             4 => u32::from_le_bytes([0, (dword & 7).to_le_bytes()[0], (dword >> 8 & 7).to_le_bytes()[0], 0]),
             5 => dword & 0xFF,
+            // Ports, and the upper half of what memory must not take for them.
+            6 if dword & 1 == 0 => 0xC000 | dword & 0x3FFC,
+            6 => 1 << 31 | dword & 2,
             _ => dword,
         };
         (u64::from(source.byte()) << 32 | u64::from(low)).to_le_bytes()
@@ -442,7 +446,16 @@ impl World {
             end = at + size;
             let root = self.tree.address(function).and_then(|place| self.root_of(place));
             let mut windows = root.iter().flat_map(|root| root.mem32.iter().chain(&root.mem64));
-            assert!(windows.any(|window| window.contains(at, size)), "BAR {bar} of {function:?} at {at:#x} is outside");
+            let ports = |root: &&PlannedRootComplex| {
+                let (first, last) = root.io.map_or((1, 0), |(first, last)| (u64::from(first), u64::from(last)));
+                at.checked_sub(PORTS).is_some_and(|port| first <= port && port + size - 1 <= last)
+            };
+            let endpoint = self.tree.endpoint(function).map(|shared| lock(shared).bars().spec(bar));
+            let inside = match endpoint.flatten() {
+                Some(spec) if !spec.is_memory() => root.as_ref().is_some_and(ports),
+                _ => windows.any(|window| window.contains(at, size)),
+            };
+            assert!(inside, "BAR {bar} of {function:?} at {at:#x} is outside");
             assert_eq!(self.mapped.get(&(function, bar)), Some(&at), "BAR {bar} of {function:?}");
             count += 1;
         }

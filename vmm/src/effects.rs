@@ -370,8 +370,11 @@ impl Mapper {
             Some((name, bar)) => format!("where BAR {bar} of {name} is"),
             None => "where its root complex has no BARs".to_owned(),
         };
-        // Ports are told by their numbers.
-        let place = |at: u64| format!("{}{:#x}", if at < PORTS { "" } else { "port " }, at & !PORTS);
+        // Ports are told by their numbers. A guest may write any address for memory.
+        let place = |at: u64| match at.checked_sub(PORTS) {
+            Some(port @ 0..=0xFFFF) => format!("port {port:#x}"),
+            _ => format!("{at:#x}"),
+        };
         let at = place(at);
         let result = kept.map_or_else(|| "it is unreachable".to_owned(), |kept| format!("it stays at {}", place(kept)));
         let text = format_args!("{} BAR {bar}: the guest moved it to {at}, {why}; {result}", endpoint.name);

@@ -138,6 +138,7 @@ pub(super) fn bars(source: &mut Source<'_>) -> [Option<BarSpec>; 6] {
             _ if upper => None,
             0 => Some(BarSpec { kind: BarKind::Memory32, prefetchable: kind & 4 != 0, size: 16 << (shift % 20) }),
             1 => Some(BarSpec { kind: BarKind::Memory64, prefetchable: kind & 4 != 0, size: 4096 << (shift % 24) }),
+            2 if kind & 0xC == 0 => Some(BarSpec { kind: BarKind::Io, prefetchable: false, size: 4 << (shift % 7) }),
             _ => None,
         };
         upper = !upper && bar.is_some_and(|bar: BarSpec| bar.kind == BarKind::Memory64);

@@ -3,6 +3,7 @@
 
 use super::reach::{self, Way};
 use super::{Hierarchy, Node, What};
+use crate::bar::{BarSpec, PORTS};
 use crate::effect::Effect;
 use crate::function::{Changes, FunctionId, ResetKind};
 use crate::sync::lock;
@@ -83,17 +84,29 @@ impl Hierarchy {
     pub(super) fn wanted(&self, id: FunctionId) -> Option<reach::Wanted> {
         let function = lock(self.endpoint(id)?);
         let (ports, root) = self.above(id);
-        let way = |at: u64, size: u64| match () {
-            () if !root.is_some_and(|root| root.windows.iter().any(|window| window.contains(at, size))) => Way::Outside,
-            () if ports.iter().all(|port| port.forwards(at, size)) => Way::Open,
-            () => Way::Closed,
+        // I/O ports have addresses from PORTS on, and so may memory whatever a guest writes: neither is the other's place.
+        let leads = |memory: bool, at: u64, size: u64| {
+            root.is_some_and(|root| {
+                root.windows.iter().any(|window| (window.base < PORTS) == memory && window.contains(at, size))
+            })
         };
-        let bars = function.bars().decoding().map(|decoding| reach::WantedBar {
-            bar: decoding.bar,
-            size: decoding.size,
-            at: decoding.at,
-            way: decoding.at.map_or(Way::Closed, |at| way(at, decoding.size)),
-            home_is_forwarded: self.reach.home(id, decoding.bar).is_some_and(|home| way(home, decoding.size) == Way::Open),
+        let way = |memory: bool, at: u64, size: u64| match memory {
+            _ if !leads(memory, at, size) => Way::Outside,
+            true if ports.iter().all(|port| port.forwards(at, size)) => Way::Open,
+            // Bridges have no I/O window.
+            false if ports.is_empty() => Way::Open,
+            _ => Way::Closed,
+        };
+        let bars = function.bars().decoding().map(|decoding| {
+            let memory = function.bars().spec(decoding.bar).is_none_or(BarSpec::is_memory);
+            let home = self.reach.home(id, decoding.bar);
+            reach::WantedBar {
+                bar: decoding.bar,
+                size: decoding.size,
+                at: decoding.at,
+                way: decoding.at.map_or(Way::Closed, |at| way(memory, at, decoding.size)),
+                home_is_forwarded: home.is_some_and(|home| way(memory, home, decoding.size) == Way::Open),
+            }
         });
         Some(reach::Wanted {
             function: id,

@@ -371,6 +371,55 @@ mod conventional {
     }
 }
 
+mod ports {
+    use super::*;
+    use crate::bar::PORTS;
+    use crate::topology::tests::{io, mem32};
+
+    fn rig() -> Rig {
+        let nodes = vec![
+            endpoint("ports", "rc0", &[io(256)]),
+            endpoint("memory", "rc0", &[mem64(256)]),
+            root_port("rp", "rc0"),
+            endpoint("below", "rp", &[mem32(4096), io(256)]),
+        ];
+        let mut rig = Rig::of(topology(nodes).plan(&roomy()).unwrap());
+        rig.tree.start(&mut Vec::new());
+        rig
+    }
+
+    #[test]
+    fn memory_that_a_guest_moves_to_where_addresses_of_ports_are_stays_and_that_is_told() {
+        let mut rig = rig();
+        let (port, memory) = (rig.bar("ports"), rig.bar("memory"));
+        assert!(rig.reachable().contains(&(rig.id("ports"), PORTS | port)), "{:x?}", rig.reachable());
+        // Ports that nobody has: their device no longer decodes.
+        rig.write(rig.at("ports"), 4, &[0, 0]);
+        let at = rig.at("memory");
+        let before = rig.reachable();
+        rig.write(at, 0x14, &(1u32 << 31).to_le_bytes());
+        rig.write(at, 0x10, &u32::try_from(port).unwrap().to_le_bytes());
+        let told = rig.write(at, 4, &[6, 0]);
+        let refused = Effect::Refused { function: rig.id("memory"), bar: 0, at: PORTS | port, kept: Some(memory), taken: None };
+        assert!(told.contains(&refused), "{told:x?}");
+        assert_eq!(rig.reachable(), before);
+    }
+
+    #[test]
+    fn no_window_of_a_bridge_leads_to_ports() {
+        let mut rig = rig();
+        let (port, rp, below) = (rig.bar("ports"), rig.at("rp"), rig.at("below"));
+        rig.write(rig.at("ports"), 4, &[0, 0]);
+        // A prefetchable window over all addresses from 2^63 on.
+        rig.write(rp, 0x24, &[0x01, 0x00, 0xF1, 0xFF]);
+        rig.write(rp, 0x28, &(1u32 << 31).to_le_bytes());
+        rig.write(rp, 0x2C, &u32::MAX.to_le_bytes());
+        rig.write(below, 0x14, &u32::try_from(port).unwrap().to_le_bytes());
+        rig.write(below, 4, &[7, 0]);
+        assert!(rig.reachable().iter().all(|(_, at)| *at < PORTS), "{:x?}", rig.reachable());
+    }
+}
+
 mod random {
     use proptest::prelude::*;
 
