@@ -61,6 +61,7 @@ class Scenario:
     bind: tuple = ()
     script: str = ""
     expect: tuple = ()
+    cpus: int = 1
     memory: str = "4G"
 
 

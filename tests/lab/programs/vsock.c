@@ -67,10 +67,12 @@ static int vm_socket(unsigned cid, unsigned port, int listening) {
 
 static void unblock(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
-/* Echoes for ever. */
+/* Echoes for ever, once it has said that it does. */
 static int serve(int listener) {
     if (listener < 0) return fail("cannot listen");
     unblock(listener);
+    puts("serving");
+    fflush(stdout);
     size_t count = 0;
     for (;;) {
         for (size_t n = 0; n < count; n++) {
