@@ -14,8 +14,8 @@ use crate::error::{ApiError, ErrorKind};
 use crate::json;
 use crate::sync::lock;
 
-/// Commas and colons in a body, which are about as many as it has keys and values. Reading these takes the thread that answers all
-/// clients, some tens of milliseconds for so many.
+/// Commas and colons in a body, outside of its texts, which are about as many as it has keys and values. Reading these takes the
+/// thread that answers all clients, some tens of milliseconds for so many.
 const MOST: usize = 1 << 16;
 
 /// Keys that are remembered so that each is logged once.
@@ -60,11 +60,26 @@ fn short(key: &str) -> Cow<'_, str> {
 
 /// Reads the body of `what`.
 pub(super) fn read<T: DeserializeOwned>(what: &str, body: &[u8], notes: &Notes) -> Result<T, ApiError> {
-    let count = body.iter().filter(|byte| matches!(byte, b',' | b':')).count();
+    let count = keys_and_values(body);
     if count > MOST {
         return Err(bad(what, &format!("{count} keys and values are more than a machine can have; give at most {MOST}")));
     }
     json::read(body, &mut |key| notes.ignored(what, key)).map_err(|error| bad(what, &error.to_string()))
+}
+
+/// Commas and colons outside of texts, up to where `body` is no JSON any more, which is as far as it is read.
+fn keys_and_values(body: &[u8]) -> usize {
+    let (mut count, mut in_text, mut escaped) = (0, false, false);
+    for byte in body {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b',' | b':' if !in_text => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// The body of `what` asks for what cannot be.
@@ -158,6 +173,24 @@ mod tests {
         }
         let begun = format!("vm.test {}...", "\u{e9}".repeat(LETTERS));
         assert_eq!(notes.seen(), [begun.clone(), format!("{begun}, a warning")]);
+    }
+
+    #[test]
+    fn keys_and_values_are_counted_wherever_they_are_and_what_texts_contain_is_not() {
+        let text = r#"\",:[]{}\\"#.repeat(MOST);
+        for body in [format!(r#"{{"id":"{text}"}}"#), format!(r#"{{"{text}":1}}"#), format!(r#"{{"x":["{text}","{text}"]}}"#)] {
+            read::<Body>("vm.test", body.as_bytes(), &Notes::default()).unwrap();
+        }
+        let many = format!("[{}0]", "0,".repeat(MOST));
+        let pairs = format!("{{{}", r#""a":0,"#.repeat(MOST));
+        for body in
+            [format!(r#"{{"x":{many}}}"#), format!(r#"{{"{text}":"\\","x":{many}}}"#), pairs.clone(), format!("\\\"{pairs}")]
+        {
+            let error = read::<Body>("vm.test", body.as_bytes(), &Notes::default()).unwrap_err();
+            let is_counted = error.chain[1].contains("keys and values are more");
+            // What is no JSON from its first byte on is not read any further.
+            assert!(is_counted || body.starts_with('\\'), "{error}");
+        }
     }
 
     #[test]
