@@ -59,7 +59,7 @@ struct Busy(Arc<AtomicBool>);
 impl Busy {
     fn new() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        for _ in 0..2 * thread::available_parallelism().map_or(2, usize::from) {
+        for _ in 0..thread::available_parallelism().map_or(2, usize::from) {
             let stop = Arc::clone(&stop);
             thread::spawn(move || while !stop.load(Ordering::Relaxed) {});
         }

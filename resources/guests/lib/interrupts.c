@@ -2,7 +2,7 @@
 #include "runtime.h"
 
 enum { APIC = 0xfee00000, APIC_ID = 0x20, APIC_EOI = 0xb0, APIC_SPURIOUS = 0xf0, APIC_TIMER = 0x320, APIC_LINT0 = 0x350 };
-enum { APIC_COUNT = 0x380, APIC_DIVIDE = 0x3e0, DIVIDE_BY_1 = 0xb, HALF_A_MILLISECOND = 500000, AT_ONCE = 500 };
+enum { APIC_COUNT = 0x380, APIC_DIVIDE = 0x3e0, DIVIDE_BY_1 = 0xb, TWO_MILLISECONDS = 2000000, AT_ONCE = 500 };
 
 struct gate { u16 low, selector; u16 flags, middle; u32 high, reserved; };
 struct frame {
@@ -76,7 +76,7 @@ void rest(u32 *looks) {
     __asm__ volatile("pushf; pop %0; cli" : "=r"(flags)::"memory");
     apic_write(APIC_DIVIDE, DIVIDE_BY_1);
     apic_write(APIC_TIMER, REST_VECTOR);
-    apic_write(APIC_COUNT, HALF_A_MILLISECOND);
+    apic_write(APIC_COUNT, TWO_MILLISECONDS);
     /* What comes before the processor sleeps wakes it: sti takes effect after hlt has begun. */
     __asm__ volatile("sti; hlt; cli; push %0; popf" ::"r"(flags) : "memory", "cc");
 }

@@ -66,7 +66,7 @@ void apic_start(void);
 /* Waits until the vector's count differs from `before`; false after about a second. */
 bool interrupt_arrives(u32 vector, u32 before);
 /* Between two looks at what may come, of which the last `looks` found nothing: the next one comes at once, but for a long wait, in
- * which the processor sleeps half a millisecond before each. Adds one to `looks`; whoever finds something sets it to 0. */
+ * which the processor sleeps two milliseconds before each. Adds one to `looks`; whoever finds something sets it to 0. */
 void rest(u32 *looks);
 
 /* Starts all other processors (processors.c) and waits for `count`, which processor_started() adds to, to become `wanted`;
