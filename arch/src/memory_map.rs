@@ -21,7 +21,7 @@ pub const LOW_RAM_END: u64 = 0x8000_0000;
 /// ECAM of segment 0: 256 buses of 1 MiB at most.
 pub const ECAM_BASE: u64 = 0xE000_0000;
 /// Space set aside for one segment's ECAM, whatever number of buses it uses.
-pub const ECAM_SEGMENT_SIZE: u64 = 256 * ecam::BUS_SIZE;
+const ECAM_SEGMENT_SIZE: u64 = 256 * ecam::BUS_SIZE;
 /// The I/O APIC's registers.
 pub const IO_APIC: Range = Range { start: 0xFEC0_0000, end: 0xFEC0_1000 };
 /// The local APIC's registers, and the addresses that MSIs are written to.
@@ -31,9 +31,9 @@ pub const KVM_IDENTITY_MAP: u64 = 0xFEFF_C000;
 /// Three pages that KVM on Intel needs for itself (`KVM_SET_TSS_ADDR`).
 pub const KVM_TSS: usize = 0xFEFF_D000;
 /// Lowest address of a firmware image, which always ends at 4 GiB.
-pub const FIRMWARE_BASE: u64 = 0xFF00_0000;
+const FIRMWARE_BASE: u64 = 0xFF00_0000;
 /// The smallest amount of RAM a machine can have.
-pub const RAM_MIN: u64 = 16 * MIB;
+const RAM_MIN: u64 = 16 * MIB;
 /// RAM is a multiple of this.
 pub const PAGE: u64 = 4 * KIB;
 /// RAM that comes starts at a multiple of this: the largest block in which Linux takes it (linux: arch/x86/mm/init_64.c).

@@ -239,6 +239,7 @@ impl Hierarchy {
     }
 
     /// Where each reachable BAR lies: function, BAR, address, bytes; by address.
+    #[cfg(any(test, feature = "testing"))]
     pub fn reachable(&self) -> impl Iterator<Item = (FunctionId, u8, u64, u64)> + '_ {
         self.reach.iter()
     }

@@ -1,7 +1,7 @@
 //! Decides where an INTx pin arrives: each bridge turns pins by the device number (PCI-to-PCI Bridge 1.2, 9.1).
 
 /// First GSI of the eight that take INTx.
-pub const FIRST_GSI: u32 = 16;
+const FIRST_GSI: u32 = 16;
 
 /// A wire on the root bus after the swizzles of all bridges above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

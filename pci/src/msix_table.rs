@@ -7,10 +7,10 @@ use crate::seams::MsiMessage;
 use crate::state::{Reader, StateError, Writer};
 
 /// Bytes of a table entry.
-pub const ENTRY: u64 = 16;
+const ENTRY: u64 = 16;
 
 /// The most vectors that the table size field can tell.
-pub const MOST_VECTORS: u16 = 2048;
+const MOST_VECTORS: u16 = 2048;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry {
@@ -81,12 +81,6 @@ impl MsixTable {
     #[must_use]
     pub const fn enabled(&self) -> bool {
         self.enabled
-    }
-
-    /// Whether the function mask is set.
-    #[must_use]
-    pub const fn function_masked(&self) -> bool {
-        self.function_masked
     }
 
     /// The message of `vector` and its own mask bit, whatever message control says; `None` past the table.

@@ -4,7 +4,7 @@
 //! Each level takes a whole number of bits of the id, so ids have gaps where a level's size is no power of two.
 
 /// The highest APIC id that an interrupt can be sent to without further support; 255 is the broadcast address.
-pub const APIC_ID_MAX: u32 = 254;
+const APIC_ID_MAX: u32 = 254;
 /// Bits of such an id.
 const APIC_ID_BITS: u32 = 8;
 

@@ -20,7 +20,7 @@ use super::output::Output;
 use crate::eventfd;
 
 /// Bytes that the ring starts with, when it is first needed.
-pub const RING_START: usize = 64 << 10;
+const RING_START: usize = 64 << 10;
 /// Most bytes that wait for the host.
 pub const RING_LIMIT: usize = 1 << 20;
 

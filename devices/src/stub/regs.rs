@@ -29,7 +29,7 @@ pub const VERSION: u32 = 1;
 /// Bytes that the registers take.
 pub const PAGE: u16 = 0x1000;
 /// Longest copy, bytes.
-pub const COPY_LIMIT: u32 = 1 << 20;
+const COPY_LIMIT: u32 = 1 << 20;
 
 const START: u32 = 1;
 const BUSY: u32 = 1;

@@ -113,7 +113,7 @@ fn irqs_at(device: BorrowedFd<'_>, index: u32) -> Irqs {
 }
 
 /// The number of an interrupt kind (linux: include/uapi/linux/vfio.h).
-pub const fn irq_index(kind: IrqKind) -> u32 {
+const fn irq_index(kind: IrqKind) -> u32 {
     match kind {
         IrqKind::Intx => VFIO_PCI_INTX_IRQ_INDEX,
         IrqKind::Msi => VFIO_PCI_MSI_IRQ_INDEX,

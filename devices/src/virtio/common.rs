@@ -13,8 +13,6 @@ pub const NO_VECTOR: u16 = 0xFFFF;
 
 /// Bits of the device status register (virtio 1.2 2.1).
 pub mod status {
-    /// The guest found the device.
-    pub const ACKNOWLEDGE: u8 = 1;
     /// The guest has a driver for it.
     pub const DRIVER: u8 = 2;
     /// The driver is ready.
@@ -23,8 +21,6 @@ pub mod status {
     pub const FEATURES_OK: u8 = 8;
     /// The device gave up and wants a reset.
     pub const NEEDS_RESET: u8 = 0x40;
-    /// The driver gave up.
-    pub const FAILED: u8 = 0x80;
 }
 
 /// What a register write sets off.

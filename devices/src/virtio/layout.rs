@@ -17,7 +17,7 @@ use super::common;
 /// The BAR that holds everything.
 pub const BAR: u8 = 0;
 /// Its size.
-pub const BAR_SIZE: u64 = 0x4000;
+const BAR_SIZE: u64 = 0x4000;
 /// Most queues.
 pub const MAX_QUEUES: u16 = 128;
 

@@ -54,7 +54,7 @@ const MTU: u16 = 1500;
 /// Entries of the control queue.
 pub(in crate::virtio) const CONTROL_QUEUE: u16 = 64;
 /// Most pairs of queues: what vectors and doorbells have room for, with the control queue.
-pub const MAX_PAIRS: usize = 16;
+const MAX_PAIRS: usize = 16;
 
 /// An interface to make.
 #[derive(Debug, Clone)]

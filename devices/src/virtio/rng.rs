@@ -16,7 +16,7 @@ use super::ring::{Chain, Ring, Served};
 use super::worker::Worker;
 
 /// Where bytes come from that a source does not have.
-pub const KERNEL: &str = "/dev/urandom";
+pub(crate) const KERNEL: &str = "/dev/urandom";
 /// Most bytes that one buffer gets, so that a stop does not wait for a large one.
 const MOST: usize = 64 << 10;
 const QUEUE_SIZES: [u16; 1] = [256];

@@ -41,7 +41,7 @@ use relay::Relay;
 pub use server::{Server, ServerError};
 
 /// Bytes of a shared folder's tag (virtio 1.2 5.11.4).
-pub const TAG_LEN: usize = 36;
+const TAG_LEN: usize = 36;
 
 /// What is served.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -101,7 +101,6 @@ pub struct Connection {
     features: u64,
     protocol: VhostUserProtocolFeatures,
     requests: Option<Requests>,
-    most_queues: u64,
     /// Most regions of memory that the server says it can map.
     most_regions: usize,
     /// Guest addresses of those that it was told of; changed while the conversation is held.
@@ -161,7 +160,6 @@ impl Connection {
             features,
             protocol,
             requests,
-            most_queues,
             most_regions,
             told: Mutex::default(),
             started: AtomicBool::new(false),
@@ -178,12 +176,6 @@ impl Connection {
     #[must_use]
     pub const fn features(&self) -> u64 {
         self.features
-    }
-
-    /// Most queues that the server can have.
-    #[must_use]
-    pub const fn most_queues(&self) -> u64 {
-        self.most_queues
     }
 
     /// Most regions of memory that the server says it can map.
