@@ -67,6 +67,8 @@ pub enum Event {
     Connected,
     /// A queue is served from now on.
     Started,
+    /// It was told of more memory than it can take, and answers nothing from now on.
+    Overwhelmed,
     /// The connection ended.
     Ended,
 }
@@ -90,8 +92,8 @@ impl VhostUser {
                 if sender.send(Event::Connected).is_err() {
                     return;
                 }
-                while let Some(started) = conversation.step() {
-                    if started && sender.send(Event::Started).is_err() {
+                while let Some(happened) = conversation.step() {
+                    if happened.is_some_and(|event| sender.send(event).is_err()) {
                         return;
                     }
                 }
@@ -185,8 +187,8 @@ impl Conversation {
         Self { stream, serves, manners, storage, regions: Vec::new(), queues: Vec::new(), served: 0 }
     }
 
-    /// Waits for a message or a ring and acts on it. `None` at the end, else whether a queue has been started.
-    fn step(&mut self) -> Option<bool> {
+    /// Waits for a message or a ring and acts on it. `None` at the end, else what has happened to the server.
+    fn step(&mut self) -> Option<Option<Event>> {
         let kicks: Vec<_> = (0..).zip(&self.queues).filter_map(|(n, queue)| Some((n, queue.kick.as_ref()?))).collect();
         let mut waited = vec![PollFd::new(&self.stream, PollFlags::IN)];
         waited.extend(kicks.iter().map(|(_, kick)| PollFd::new(*kick, PollFlags::IN)));
@@ -201,19 +203,20 @@ impl Conversation {
         for queue in rung {
             self.serve(queue)?;
         }
-        if ready.first() == Some(&true) { self.obey() } else { Some(false) }
+        if ready.first() == Some(&true) { self.obey() } else { Some(None) }
     }
 
     /// Reads a message and acts on it.
-    fn obey(&mut self) -> Option<bool> {
+    fn obey(&mut self) -> Option<Option<Event>> {
         let (request, flags, body, mut fds) = self.message()?;
-        self.manners.silent |= self.manners.overwhelmed && request == 5 && !self.regions.is_empty();
+        let overwhelmed = self.manners.overwhelmed && request == 5 && !self.regions.is_empty();
+        self.manners.silent |= overwhelmed;
         if self.manners.silent {
-            return (!self.manners.leaves).then_some(false);
+            return (!self.manners.leaves).then_some(overwhelmed.then_some(Event::Overwhelmed));
         }
         let number = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));
         let (index, state) = (number(0).map(|value| value & 0xFF), number(0).map(|value| value >> 32));
-        let mut started = false;
+        let mut happened = None;
         let answer = match request {
             1 => Some((VERSION_1 | PROTOCOL_FEATURES).to_le_bytes().to_vec()),
             15 => Some((MQ | REPLY_ACK | CONFIG).to_le_bytes().to_vec()),
@@ -263,7 +266,7 @@ impl Conversation {
             }
             12 => {
                 self.queue(index?).kick = fds.pop();
-                started = true;
+                happened = Some(Event::Started);
                 None
             }
             13 => {
@@ -278,7 +281,7 @@ impl Conversation {
             None if flags & 8 != 0 => self.reply(request, &[0; 8])?,
             None => {}
         }
-        Some(started)
+        Some(happened)
     }
 
     fn reply(&mut self, request: u32, answer: &[u8]) -> Option<()> {

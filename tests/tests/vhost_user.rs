@@ -312,8 +312,10 @@ fn servers_that_say_nothing_when_memory_comes_hold_up_no_command_and_a_pause_wai
     let guest = Guest::new("keep").with(&["--memory", "64M,hotplug=512M,shared=on", "--rng=/dev/urandom"]).with(&disks);
     let mut machine = Server::run(&guest.devices(&[STUB]));
     machine.process.expect("ready");
-    let start = Instant::now();
     machine.expect("PUT vm.resize", r#"{"desired_ram":201326592}"#, 204);
+    // They are told one after the other.
+    sides[0].1.expect(Event::Overwhelmed);
+    let start = Instant::now();
     while start.elapsed() < Duration::from_secs(3) {
         let asked = Instant::now();
         machine.expect("GET vm.counters", "", 200);
