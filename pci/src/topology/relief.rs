@@ -56,7 +56,7 @@ impl Scarce {
         }
     }
 
-    /// What a port keeps of it, in steps of [`Self::unit`]; `None` where the planner decides.
+    /// What a port keeps of it, in bus numbers or in steps of [`STEP`]; `None` where the planner decides.
     fn kept(self, reserve: &Reserve) -> Option<u64> {
         match self {
             Self::Buses => Some(reserve.buses.into()),

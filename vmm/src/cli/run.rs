@@ -18,6 +18,7 @@ const PCIE: &str = "PCI Express";
 const RUN: &str = "Running and debugging";
 
 #[derive(Debug, Args)]
+#[expect(rustdoc::broken_intra_doc_links, reason = "brackets in texts of --help are no links")]
 pub(super) struct RunArguments {
     /// Kernel to boot: ELF (PVH or 64-bit Linux protocol) or bzImage
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = BOOT)]
