@@ -1,5 +1,6 @@
 //! Starts the executable with a time limit, talks to it, and collects output and exit code.
 
+use std::fmt::Debug;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -16,12 +17,16 @@ use crate::executable;
 /// Longest time that a test waits for anything, if it does not say otherwise. Generous: build machines are slow.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Waits until there is `what`, as a look each few milliseconds tells; panics after [`LIMIT`].
+/// Looks each few milliseconds until it sees what `is` right, and returns that; panics after [`LIMIT`] with what was seen last.
 #[track_caller]
-pub fn until(what: &str, mut is_there: impl FnMut() -> bool) {
+pub fn until<T: Debug>(what: &str, mut look: impl FnMut() -> T, is: impl Fn(&T) -> bool) -> T {
     let start = Instant::now();
-    while !is_there() {
-        assert!(start.elapsed() < LIMIT, "no {what} in {LIMIT:?}");
+    loop {
+        let seen = look();
+        if is(&seen) {
+            return seen;
+        }
+        assert!(start.elapsed() < LIMIT, "no {what} in {LIMIT:?}, but {seen:?}");
         thread::sleep(Duration::from_millis(2));
     }
 }
@@ -216,7 +221,11 @@ impl Session {
     /// Waits until no more descriptors are open than `before`.
     #[track_caller]
     pub fn falls_to(&self, before: usize) {
-        until(&format!("end of descriptors above {before}"), || self.usage().is_none_or(|(open, _)| open <= before));
+        until(
+            &format!("end of descriptors above {before}"),
+            || self.usage(),
+            |usage| usage.is_none_or(|(open, _)| open <= before),
+        );
     }
 
     /// The same without the descriptors of standard error, of which the log opens one with its first line.

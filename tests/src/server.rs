@@ -4,8 +4,6 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -87,15 +85,7 @@ impl Server {
     /// Repeats a call until it is answered in this way.
     #[track_caller]
     pub fn until(&self, what: &str, body: &str, status: u16) -> String {
-        let start = Instant::now();
-        loop {
-            let (found, reply) = self.call(what, body);
-            if found == status {
-                return reply;
-            }
-            assert!(start.elapsed() < LIMIT, "{what} {body} is still answered with {found}: {reply}");
-            thread::sleep(Duration::from_millis(2));
-        }
+        until(&format!("{status} for {what} {body}"), || self.call(what, body), |(found, _)| *found == status).1
     }
 
     /// vm.create with this kernel, 64 MiB, and `more` of the body, with a comma in front.
@@ -205,7 +195,7 @@ pub fn call(socket: &Path, what: &str, body: &str) -> (u16, String) {
 /// Waits until somebody answers at this socket.
 #[track_caller]
 pub fn listens(socket: &Path) {
-    until("somebody who listens", || call(socket, "GET vmm.ping", "").0 == 200);
+    until("somebody who listens", || call(socket, "GET vmm.ping", ""), |(status, _)| *status == 200);
 }
 
 fn folder() -> TempDir {

@@ -78,7 +78,7 @@ fn output_is_complete_even_if_the_reader_sleeps_first() {
 
 /// Waits until the file at `path` is `text`.
 fn wait_for(path: &Path, text: &str) {
-    until(&format!("`{text}` in {}", path.display()), || fs::read_to_string(path).is_ok_and(|found| found == text));
+    until(&format!("`{text}` in {}", path.display()), || fs::read_to_string(path).unwrap_or_default(), |found| found == text);
 }
 
 /// `flood` with its output in a pipe that nobody reads, when it has ended; it prints twice what a pipe holds.

@@ -67,7 +67,7 @@ fn a_guest_whose_start_was_promised_starts_when_memory_is_there() {
     create(&server, A_WHILE);
     server.expect("PUT vm.boot", "", 204);
     let promised = threads(&server);
-    until("all memory", || !server.expect("GET vm.info", "", 200).contains("progress"));
+    until("all memory", || server.expect("GET vm.info", "", 200), |info| !info.contains("progress"));
     // The same threads go on: others have noted their numbers.
     assert_eq!((promised.len(), threads(&server)), (2, promised));
     server.until("GET vm.counters", "", 200);
@@ -101,7 +101,7 @@ fn memory_is_kept_while_devices_are_added_before_the_start() {
         let (_, rest) = info.split_once(r#""done":"#).unwrap_or_else(|| panic!("no progress: {info}"));
         rest.split(|digit: char| !digit.is_ascii_digit()).next().unwrap().parse().unwrap()
     };
-    until("the first memory", || done(&server.expect("GET vm.info", "", 200)) > 0);
+    until("the first memory", || server.expect("GET vm.info", "", 200), |info| done(info) > 0);
     server.expect("PUT vm.add-device", r#"{"banyan":"stub,id=late"}"#, 204);
     let info = server.expect("GET vm.info", "", 200);
     assert!(done(&info) > 0 && info.contains(r#""late""#) && info.contains(r#""pci_path":"#), "{info}");
@@ -121,7 +121,7 @@ fn memory_that_comes_slowly_holds_up_neither_commands_nor_the_end() {
     server.expect("PUT vm.boot", "", 204);
     // More than can be touched while a test waits.
     quick(|| server.expect("PUT vm.resize", r#"{"desired_ram":1099578736640}"#, 204));
-    until("memory on its way", || server.expect("GET vm.info", "", 200).contains(r#""step":"prefault""#));
+    until("memory on its way", || server.expect("GET vm.info", "", 200), |info| info.contains(r#""step":"prefault""#));
     quick(|| server.expect("PUT vm.resize", r#"{"desired_vcpus":2}"#, 204));
     assert_eq!(threads(&server), ["vcpu0", "vcpu1"]);
     quick(|| server.expect("PUT vm.shutdown", "", 204));
@@ -134,7 +134,7 @@ fn memory_is_touched_ahead_of_devices_that_may_come_if_the_operator_wants_it() {
     let server = Server::with_policy("[memory]\npremap = true\n");
     create(&server, r#""size":268435456"#);
     server.expect("PUT vm.boot", "", 204);
-    until("256 MiB of resident memory", || server.process.resident() >= 256 << 10);
+    until("256 MiB of resident memory", || server.process.resident(), |kib| *kib >= 256 << 10);
     assert!(!server.expect("GET vm.info", "", 200).contains("progress"), "the guest waits for nothing");
     server.shuts_down();
 }

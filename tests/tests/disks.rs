@@ -101,7 +101,7 @@ fn doorbells_are_given_back_when_their_device_leaves() {
     let path = disks(&folder, 1).remove(0);
     assert_eq!(server.create(&image("slots.elf"), "").0, 204);
     server.expect("PUT vm.boot", "", 204);
-    let until = |text: &str| until(text, || server.expect("GET vm.counters", "", 200).contains(text));
+    let until = |text: &str| until(text, || server.expect("GET vm.counters", "", 200), |told| told.contains(text));
     for _ in 0..20 {
         server.expect("PUT vm.add-disk", &format!(r#"{{"path":"{path}","id":"d"}}"#), 200);
         until(r#""bar0_doorbells_without_exits":1"#);

@@ -412,7 +412,7 @@ fn clients_that_wait_for_descriptors_get_none_that_a_machine_needs_for_its_reset
     // More than there are descriptors; those that are let in stay.
     let waiting: Vec<UnixStream> = (0..80).map(|_| open()).collect();
     waiting.iter().for_each(|mut client| client.write_all(b"GET /api/v1/vmm.ping HTTP/1.1\r\nHost: x\r\n\r\n").unwrap());
-    until("lack of descriptors", || process.usage().is_some_and(|(open, _)| open >= 64));
+    until("lack of descriptors", || process.usage(), |usage| usage.is_some_and(|(open, _)| open >= 64));
     for reset in 0..20 {
         assert_eq!(asks(), (Some(204), true), "reset {reset}");
         // At another moment of the server's rest each.

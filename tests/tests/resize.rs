@@ -115,7 +115,7 @@ fn actual(server: &Server) -> u64 {
 
 /// Waits until the guest has so much memory, as vm.info says.
 fn reaches(server: &Server, bytes: u64) {
-    until(&format!("a memory of {bytes} bytes"), || actual(server) == bytes);
+    until(&format!("a memory of {bytes} bytes"), || actual(server), |actual| *actual == bytes);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use tests::{Guest, Outcome, Session, Terminal};
 fn start(terminal: &Terminal) -> Session {
     let mut session = terminal.start(Guest::new("echo").arguments());
     session.expect("ready");
-    until("a terminal that is raw while the guest runs", || terminal.is_raw());
+    until("a terminal that is raw while the guest runs", || terminal.is_raw(), |is_raw| *is_raw);
     session
 }
 

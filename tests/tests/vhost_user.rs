@@ -502,7 +502,7 @@ fn without_clients_the_log_tells_of_a_server_that_died_before_a_driver_came() {
     guest.expect("ready");
     drop(server);
     let lines = || std::fs::read_to_string(&log).unwrap_or_default().matches("fs0: the server at ").count();
-    until("a line about the server", || lines() > 0);
+    until("a line about the server", lines, |lines| *lines > 0);
     guest.send("on\n");
     guest.wait().expect_code(PASSED);
     assert_eq!(lines(), 1);
