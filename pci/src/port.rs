@@ -76,8 +76,8 @@ pub struct Port {
     /// Number of the bus that it is on, by the plan.
     primary: u8,
     planned: PlannedPort,
-    /// What the other end of the link below can do, of a device that came; those of the start are in the plan.
-    partner: Option<LinkRate>,
+    /// What the link below comes to: as planned for what is there from the start, for what comes what both ends can do.
+    trained: LinkRate,
 }
 
 impl Port {
@@ -134,8 +134,8 @@ impl Port {
             told: Vec::new(),
             writes: WriteCounts::default(),
             primary: planned.at.bdf.bus(),
+            trained: if port_plan.occupied { port_plan.spec.link.current } else { port_plan.spec.link.max },
             planned: port_plan,
-            partner: None,
         };
         port.show_slot();
         Ok(port)
@@ -327,16 +327,16 @@ impl Port {
         self.slot.as_ref().map_or(self.planned.occupied, Slot::occupied)
     }
 
-    /// The link below as the registers show it: no more than a device that came can do.
+    /// The link below as the registers show it, or would for a device that can do as much as the port.
     #[must_use]
-    pub fn link(&self) -> Link {
-        let link = self.planned.spec.link;
-        Link { current: self.partner.map_or(link.current, |partner| link.current.between(partner)), ..link }
+    pub const fn link(&self) -> Link {
+        Link { current: self.trained, ..self.planned.spec.link }
     }
 
     /// The device that is put into the slot next can do this much, if that is known.
-    pub const fn meet(&mut self, partner: Option<LinkRate>) {
-        self.partner = partner;
+    pub fn meet(&mut self, partner: Option<LinkRate>) {
+        let max = self.planned.spec.link.max;
+        self.trained = partner.map_or(max, |partner| max.between(partner));
     }
 
     /// A device is put into the slot: call when it can answer. The guest is told.

@@ -514,3 +514,30 @@ fn a_port_s_link_is_as_fast_and_wide_as_the_port_and_what_comes_can_be() {
     rig.tree.plug(rig.id("rp0"), vec![newcomer], &mut rig.effects).unwrap();
     assert_eq!(shown(&mut rig), own, "it shows no link");
 }
+
+#[test]
+fn a_port_above_a_device_that_rests_at_the_start_is_for_the_next_one_as_fast_as_it_can_be() {
+    let link = Link { current: "2.5GT/s x8".parse().unwrap(), ..Link::default() };
+    let mut rig = Rig::new();
+    for planned in &mut rig.plan.functions {
+        if let PlannedKind::Port(port) = &mut planned.kind {
+            port.spec.link = link;
+        }
+    }
+    rig.tree = tree(&rig.plan, &rig.sent, |_, spec| device(0xC01D, spec.bars));
+    rig.tree.start(&mut Vec::new());
+    assert_eq!(rig.info("dp1").link, link, "as the host shows it");
+    rig.remove("dp1").unwrap();
+    rig.acknowledge("dp1");
+    for (port, device, trained) in [("dp1", 1, "16GT/s x16"), ("rp0", 2, "32GT/s x4")] {
+        assert_eq!(rig.info(port).link, Link::default(), "what comes may follow it");
+        let trained = trained.parse().unwrap();
+        let on = Attachment::Link(Link::at(trained));
+        let newcomer = Newcomer {
+            function: FakeEndpoint::shared(&EmulatedSpec { on, ..self::device(device, small()) }),
+            ..rig.newcomer(device, 0)
+        };
+        rig.tree.plug(rig.id(port), vec![newcomer], &mut rig.effects).unwrap();
+        assert_eq!(rig.info(port).link, Link { current: trained, ..link }, "{port}");
+    }
+}
