@@ -215,15 +215,18 @@ impl UnderReset {
         table.check(affected)?;
         table.hit.extend(&hit);
         drop(table);
-        let done = reset(&affected.iter().map(|affected| affected.group).collect());
+        let done = reset(&affected.iter().map(|affected| affected.group).collect()).map_err(NotReset::from);
         let mut table = lock(&self.all.table);
         for at in hit {
             table.hit.remove(&at);
-            table.set(at, |state| state.after(done.is_ok()));
+            // Of one that the host has hold of nothing was touched.
+            if !matches!(done, Err(NotReset::Held)) {
+                table.set(at, |state| state.after(done.is_ok()));
+            }
         }
         drop(table);
         self.all.over.notify_all();
-        Ok(done?)
+        done
     }
 }
 
@@ -369,6 +372,21 @@ mod tests {
         bus.reset(&audio.under_reset()).unwrap();
         bus.reset(&gpu).unwrap();
         assert_eq!(bus.0, [[5, 6], [5, 6]]);
+    }
+
+    #[test]
+    fn case_c11_a_reset_that_the_host_refused_leaves_what_others_owe_as_it_was() {
+        let all = Arc::new(Neighbours::default());
+        let (gpu, audio, other) = (all.open(at(GPU), 5), all.open(at(AUDIO), 6), all.open(at("0000:05:00.2"), 7));
+        let mut bus = Bus::default();
+        let gpu = gpu.under_reset();
+        bus.reset(&gpu).unwrap();
+        // The GPU is reset, and the audio fresh.
+        let refused = other.under_reset().reset(&both(), |_| Err(io::ErrorKind::WouldBlock.into()));
+        assert!(matches!(refused, Err(NotReset::Held)));
+        bus.reset(&gpu).unwrap();
+        bus.reset(&audio.under_reset()).unwrap();
+        assert_eq!(bus.0, [[5, 6]]);
     }
 
     #[test]
