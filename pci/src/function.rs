@@ -58,7 +58,8 @@ pub enum ResetKind {
     Function,
 }
 
-/// Memory behind a BAR that the machine can map straight into the guest. The owner keeps it mapped while it is attached.
+/// Memory behind a BAR that the machine can map straight into the guest. It is mapped as long as the function lives, also after it
+/// was taken out of the hierarchy: who maps it keeps the function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pages {
     /// Address of the first byte in this process, page-aligned.

@@ -46,6 +46,14 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// `at`, for people: an address of memory, whatever it is, or the number of a port, as BAR `bar` is.
+    fn place(&self, bar: BarIndex, at: u64) -> String {
+        match lock(&self.function).bars().spec(bar) {
+            Some(spec) if !spec.is_memory() => format!("port {:#x}", at & !PORTS),
+            _ => format!("{at:#x}"),
+        }
+    }
+
     /// A function that emulated registers made, with memory of this process alone.
     #[must_use]
     pub fn made_by_registers(name: String, function: Shared) -> Self {
@@ -370,11 +378,7 @@ impl Mapper {
             Some((name, bar)) => format!("where BAR {bar} of {name} is"),
             None => "where its root complex has no BARs".to_owned(),
         };
-        // Ports are told by their numbers. A guest may write any address for memory.
-        let place = |at: u64| match at.checked_sub(PORTS) {
-            Some(port @ 0..=0xFFFF) => format!("port {port:#x}"),
-            _ => format!("{at:#x}"),
-        };
+        let place = |at| endpoint.place(bar, at);
         let at = place(at);
         let result = kept.map_or_else(|| "it is unreachable".to_owned(), |kept| format!("it stays at {}", place(kept)));
         let text = format_args!("{} BAR {bar}: the guest moved it to {at}, {why}; {result}", endpoint.name);
@@ -424,8 +428,8 @@ impl Mapper {
             if !endpoint.hardware && len > EMULATED_SLOT_MAX {
                 continue;
             }
-            // SAFETY: a function keeps the memory of its direct pieces mapped while it is attached, and the machine ends
-            // its vCPU threads before it lets go of any function.
+            // SAFETY: a function keeps the memory of its direct pieces mapped as long as it lives. `Endpoint::function` holds it
+            // until `unmap` has removed the slot, or until the machine, which ends its vCPU threads before, lets go of all.
             match unsafe { self.slots.add(at + offset, len, pages.host_address) } {
                 Ok(slot) => slots.push(slot),
                 Err(error) => {
@@ -450,8 +454,8 @@ impl Mapper {
         if !endpoint.hardware || !endpoint.access.p2p.has(key.1) {
             return false;
         }
-        // SAFETY: a function keeps the memory of its direct pieces mapped while it is attached, and the machine ends its DMA domain
-        // before it lets go of any function.
+        // SAFETY: a function keeps the memory of its direct pieces mapped as long as it lives. `Endpoint::function` holds it until
+        // `unmap` has taken the BAR out of the domain, or until the machine, which ends its DMA domain before, lets go of all.
         match unsafe { domain.map_bar(&endpoint.name, key.1, at, pieces) } {
             Ok(()) => true,
             Err(error) => {
@@ -510,8 +514,9 @@ impl Mapper {
                     let (function, accesses) = (Arc::clone(&endpoint.function), Arc::clone(&accesses));
                     self.space.open(at + offset, len, Trapped { function, bar: key.1, offset, accesses });
                 }
-                // SAFETY: a function keeps the memory of its direct pieces mapped while it is attached (`pci::function::Pages`),
-                // and its windows are closed before: by `hide` when it leaves, by `close` when the machine ends.
+                // SAFETY: a function keeps the memory of its direct pieces mapped as long as it lives (`pci::function::Pages`).
+                // `Endpoint::function` holds it until its windows are closed: by `unmap` when it leaves, by `close` when the
+                // machine ends.
                 BarPiece::Direct { offset, len, pages } => unsafe { self.space.open_memory(at + offset, len, pages) },
             }
         }

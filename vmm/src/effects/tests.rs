@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use devices::vfio::iommu::{DomainError, PeerError};
 use devices::virtio::Memory;
+use pci::bar::{BarKind, BarSpec};
 use pci::emulated::EmulatedSpec;
 use pci::function::Pages;
 use pci::testing::FakeEndpoint;
@@ -240,4 +241,15 @@ fn a_function_that_leaves_takes_everything_along_once() {
     bench.mapper.release_dma();
     bench.mapper.remove(FIRST);
     assert_eq!(bench.told.take(), [format!("unmap {A:#x}")]);
+}
+
+#[test]
+fn ports_are_told_by_their_numbers_and_memory_by_its_address_wherever_a_guest_moves_it() {
+    let bar = |kind, size| Some(BarSpec { kind, prefetchable: false, size });
+    let bars = [bar(BarKind::Memory64, SIZE), None, bar(BarKind::Io, 256), None, None, None];
+    let function = FakeEndpoint::shared(&EmulatedSpec { bars, ..EmulatedSpec::default() });
+    let endpoint = Endpoint::made_by_registers("dev".to_owned(), function);
+    let at = PORTS | 0xC000;
+    assert_eq!((endpoint.place(0, at).as_str(), endpoint.place(2, at).as_str()), ("0x800000000000c000", "port 0xc000"));
+    assert_eq!(endpoint.place(ROM, A), "0x400000000");
 }
