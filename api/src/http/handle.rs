@@ -4,7 +4,7 @@ use hyper::Method;
 
 use super::passed::Passed;
 use super::reply::Reply;
-use super::routes::{Endpoint, find};
+use super::routes::{Addition, Change, Endpoint, find};
 use crate::channel::Controller;
 use crate::command::{Added, Answer, Command, Reply as To};
 use crate::config::VmConfig;
@@ -68,14 +68,9 @@ impl Service {
             Endpoint::VmmShutdown => self.end(|reply| Command::VmmShutdown { reply }).await?.into(),
             Endpoint::Counters => dialect::counters(&self.ask(|reply| Command::Counters { reply }).await?).into(),
             Endpoint::Devices => dialect::listing(&self.ask(|reply| Command::ListDevices { reply }).await?).into(),
-            Endpoint::Create
-            | Endpoint::Snapshot
-            | Endpoint::Restore
-            | Endpoint::Resize
-            | Endpoint::RemoveDevice
-            | Endpoint::InjectError => self.call_with(endpoint, body).await?,
-            Endpoint::AddDevice | Endpoint::AddDisk | Endpoint::AddNet | Endpoint::AddFs | Endpoint::AddVsock => {
-                let (command, answer) = self.addition(endpoint, body, descriptors)?;
+            Endpoint::Change(change) => self.change(change, body).await?,
+            Endpoint::Add(addition) => {
+                let (command, answer) = self.addition(addition, body, descriptors)?;
                 self.controller.send(command);
                 answer.await?.map_or(Reply::Done, |device| dialect::added(&device).into())
             }
@@ -83,33 +78,33 @@ impl Service {
     }
 
     /// Calls what takes a body and adds no device.
-    async fn call_with(&self, endpoint: Endpoint, body: &[u8]) -> Result<Reply, ApiError> {
+    async fn change(&self, change: Change, body: &[u8]) -> Result<Reply, ApiError> {
         let notes = &self.notes;
-        match endpoint {
-            Endpoint::Create => {
+        match change {
+            Change::Create => {
                 let config = Box::new(dialect::create(body, &self.base, notes)?);
                 self.ask(|reply| Command::Create { config, reply }).await?;
             }
-            Endpoint::Snapshot => {
+            Change::Snapshot => {
                 let to = dialect::snapshot(body, notes)?;
                 self.ask(|reply| Command::Snapshot { to, reply }).await?;
             }
-            Endpoint::Restore => {
+            Change::Restore => {
                 let dialect::Restore { from, prefault, resume } = dialect::restore(body, notes)?;
                 self.ask(|reply| Command::Restore { from, prefault, reply }).await?;
                 if resume {
                     self.ask(|reply| Command::Resume { reply }).await?;
                 }
             }
-            Endpoint::Resize => {
+            Change::Resize => {
                 let to = dialect::resize(body, notes)?;
                 self.ask(|reply| Command::Resize { to, reply }).await?;
             }
-            Endpoint::RemoveDevice => {
+            Change::RemoveDevice => {
                 let id = dialect::remove_device(body, notes)?;
                 self.ask(|reply| Command::RemoveDevice { id, reply }).await?;
             }
-            _ => {
+            Change::InjectError => {
                 let (at, error) = dialect::inject_error(body, notes)?;
                 let injection = self.ask(|reply| Command::InjectError { at, error, reply }).await?;
                 return Ok(dialect::injection(&injection).into());
@@ -130,18 +125,18 @@ impl Service {
     }
 
     /// The command that adds what `body` describes.
-    fn addition(&self, endpoint: Endpoint, body: &[u8], descriptors: Passed) -> Result<(Command, Answer<Added>), ApiError> {
+    fn addition(&self, addition: Addition, body: &[u8], descriptors: Passed) -> Result<(Command, Answer<Added>), ApiError> {
         let notes = &self.notes;
         let (reply, answer) = To::new();
-        let command = match endpoint {
-            Endpoint::AddDisk => Command::AddDisk { config: Box::new(dialect::add_disk(body, notes)?), reply },
-            Endpoint::AddFs => Command::AddFs { config: Box::new(dialect::add_fs(body, notes)?), reply },
-            Endpoint::AddVsock => Command::AddVsock { config: Box::new(dialect::add_vsock(body, notes)?), reply },
-            Endpoint::AddNet => {
+        let command = match addition {
+            Addition::Disk => Command::AddDisk { config: Box::new(dialect::add_disk(body, notes)?), reply },
+            Addition::Fs => Command::AddFs { config: Box::new(dialect::add_fs(body, notes)?), reply },
+            Addition::Vsock => Command::AddVsock { config: Box::new(dialect::add_vsock(body, notes)?), reply },
+            Addition::Net => {
                 let config = Box::new(dialect::add_net(body, descriptors.len(), notes)?);
                 Command::AddNet { config, taps: descriptors.take(), reply }
             }
-            _ => Command::AddDevice { functions: dialect::add_device(body, notes)?, reply },
+            Addition::Device => Command::AddDevice { functions: dialect::add_device(body, notes)?, reply },
         };
         Ok((command, answer))
     }

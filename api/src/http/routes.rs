@@ -9,7 +9,6 @@ use super::reply::Reply;
 pub(super) enum Endpoint {
     Ping,
     VmmShutdown,
-    Create,
     Delete,
     Boot,
     Shutdown,
@@ -22,18 +21,33 @@ pub(super) enum Endpoint {
     Events,
     Document,
     Devices,
+    /// What takes a body and adds no device.
+    Change(Change),
+    /// What adds a device.
+    Add(Addition),
+    /// Part of the dialect; Banyan cannot do it.
+    Unsupported(&'static str),
+}
+
+/// What a body asks for beside devices that come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    Create,
     Snapshot,
     Restore,
     Resize,
-    AddDevice,
-    AddDisk,
-    AddNet,
-    AddFs,
-    AddVsock,
     RemoveDevice,
     InjectError,
-    /// Part of the dialect; Banyan cannot do it.
-    Unsupported(&'static str),
+}
+
+/// What kind of device comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Addition {
+    Device,
+    Disk,
+    Net,
+    Fs,
+    Vsock,
 }
 
 impl Endpoint {
@@ -41,7 +55,12 @@ impl Endpoint {
     pub(super) const fn needs_vm(self) -> bool {
         !matches!(
             self,
-            Self::Ping | Self::VmmShutdown | Self::Create | Self::Restore | Self::Events | Self::Document | Self::Unsupported(_)
+            Self::Ping
+                | Self::VmmShutdown
+                | Self::Change(Change::Create | Change::Restore)
+                | Self::Events
+                | Self::Document
+                | Self::Unsupported(_)
         )
     }
 }
@@ -52,7 +71,7 @@ const PREFIX: &str = "/api/v1/";
 const TABLE: &[(&str, Method, Endpoint)] = &[
     ("vmm.ping", Method::GET, Endpoint::Ping),
     ("vmm.shutdown", Method::PUT, Endpoint::VmmShutdown),
-    ("vm.create", Method::PUT, Endpoint::Create),
+    ("vm.create", Method::PUT, Endpoint::Change(Change::Create)),
     ("vm.delete", Method::PUT, Endpoint::Delete),
     ("vm.boot", Method::PUT, Endpoint::Boot),
     ("vm.shutdown", Method::PUT, Endpoint::Shutdown),
@@ -65,17 +84,17 @@ const TABLE: &[(&str, Method, Endpoint)] = &[
     ("vm.events", Method::GET, Endpoint::Events),
     ("openapi.yaml", Method::GET, Endpoint::Document),
     ("vm.devices", Method::GET, Endpoint::Devices),
-    ("vm.resize", Method::PUT, Endpoint::Resize),
-    ("vm.add-device", Method::PUT, Endpoint::AddDevice),
-    ("vm.add-disk", Method::PUT, Endpoint::AddDisk),
-    ("vm.add-net", Method::PUT, Endpoint::AddNet),
-    ("vm.add-fs", Method::PUT, Endpoint::AddFs),
-    ("vm.add-vsock", Method::PUT, Endpoint::AddVsock),
+    ("vm.resize", Method::PUT, Endpoint::Change(Change::Resize)),
+    ("vm.add-device", Method::PUT, Endpoint::Add(Addition::Device)),
+    ("vm.add-disk", Method::PUT, Endpoint::Add(Addition::Disk)),
+    ("vm.add-net", Method::PUT, Endpoint::Add(Addition::Net)),
+    ("vm.add-fs", Method::PUT, Endpoint::Add(Addition::Fs)),
+    ("vm.add-vsock", Method::PUT, Endpoint::Add(Addition::Vsock)),
     ("vm.add-user-device", Method::PUT, Endpoint::Unsupported("vm.add-user-device")),
-    ("vm.remove-device", Method::PUT, Endpoint::RemoveDevice),
-    ("vm.inject-error", Method::PUT, Endpoint::InjectError),
-    ("vm.snapshot", Method::PUT, Endpoint::Snapshot),
-    ("vm.restore", Method::PUT, Endpoint::Restore),
+    ("vm.remove-device", Method::PUT, Endpoint::Change(Change::RemoveDevice)),
+    ("vm.inject-error", Method::PUT, Endpoint::Change(Change::InjectError)),
+    ("vm.snapshot", Method::PUT, Endpoint::Change(Change::Snapshot)),
+    ("vm.restore", Method::PUT, Endpoint::Change(Change::Restore)),
     ("vm.coredump", Method::PUT, Endpoint::Unsupported("vm.coredump")),
     ("vm.add-pmem", Method::PUT, Endpoint::Unsupported("vm.add-pmem")),
     ("vm.add-vdpa", Method::PUT, Endpoint::Unsupported("vm.add-vdpa")),
