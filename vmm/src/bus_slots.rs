@@ -31,7 +31,7 @@ pub struct BusSlots {
 
 /// Who hears of a device that is put in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tell {
+pub enum Hears {
     /// The guest, which runs.
     Guest,
     /// Nobody: it is there before the guest looks.
@@ -91,15 +91,15 @@ impl BusSlots {
     }
 
     /// A device is in `slot`.
-    pub fn put(&self, slot: Slot, functions: Functions, tell: Tell) {
+    pub fn put(&self, slot: Slot, functions: Functions, hears: Hears) {
         self.with(slot, |registers, number| {
             registers.there.insert(number, (slot, functions));
             registers.leaves &= !bit(number);
-            if tell == Tell::Guest {
+            if hears == Hears::Guest {
                 registers.came |= bit(number);
             }
         });
-        if tell == Tell::Guest {
+        if hears == Hears::Guest {
             self.interrupt();
         }
     }
@@ -234,9 +234,9 @@ mod tests {
         let slots = BusSlots::new(&planned, EdgeLine::new(vm.fd(), 11), Arc::clone(&events));
         assert_eq!((slots.ports(), slots.buses()), (24, vec![root]), "nothing comes to the others");
         let slot = |on| Slot { on, number: 0 };
-        slots.put(slot(port), vec![(FunctionId(1), Name::from("a"))], Tell::Nobody);
-        slots.put(slot(other), vec![(FunctionId(2), Name::from("b"))], Tell::Nobody);
-        slots.put(Slot { on: other, number: 3 }, vec![(FunctionId(3), Name::from("c"))], Tell::Nobody);
+        slots.put(slot(port), vec![(FunctionId(1), Name::from("a"))], Hears::Nobody);
+        slots.put(slot(other), vec![(FunctionId(2), Name::from("b"))], Hears::Nobody);
+        slots.put(Slot { on: other, number: 3 }, vec![(FunctionId(3), Name::from("c"))], Hears::Nobody);
         assert_eq!(slots.find(&Name::from("c")), None, "a place without registers");
         slots.ask(slot(other));
         let mut leaves = [0xFF; 4];
@@ -265,8 +265,8 @@ mod tests {
         let write = |offset, bits: u32| slots.pio_write(PioAddress(0x640), offset, &bits.to_le_bytes());
         let named = |id: u32, name: &str| (FunctionId(id), Name::from(name));
         let (third, fourth) = (Slot { on: bridge, number: 3 }, Slot { on: bridge, number: 4 });
-        slots.put(third, vec![named(7, "d"), named(17, "d1")], Tell::Guest);
-        slots.put(fourth, vec![named(8, "e")], Tell::Nobody);
+        slots.put(third, vec![named(7, "d"), named(17, "d1")], Hears::Guest);
+        slots.put(fourth, vec![named(8, "e")], Hears::Nobody);
         assert_eq!((read(CAME), read(LEAVES)), (0, 0), "nothing on the root bus");
         assert_eq!((read(12 + CAME), read(12 + CAME), read(12 + LEAVES)), (1 << 3, 0, 0));
         slots.ask(third);

@@ -27,7 +27,7 @@ use pci::address::HostBdf;
 use pci::topology::Name;
 
 use crate::backends::Backend;
-use crate::bus_slots::Tell;
+use crate::bus_slots::Hears;
 use crate::changes::{Added, AddedFunction, Changes};
 use crate::effects::BarAccess;
 use crate::host;
@@ -204,7 +204,7 @@ impl HotPlug {
     fn put(&mut self, machine: &mut Machine, added: Added) -> Result<Name, HotPlugError> {
         let slots = machine.bus_slots().cloned();
         let (pci, factory) = machine.parts();
-        newcomer::put(pci, factory, slots.as_deref(), &added, Tell::Guest)?;
+        newcomer::put(pci, factory, slots.as_deref(), &added, Hears::Guest)?;
         let port = added.port.clone();
         self.complaints.remove(&port);
         let names: Vec<Name> = added.functions.iter().map(|function| function.name.clone()).collect();

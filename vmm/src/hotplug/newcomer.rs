@@ -14,7 +14,7 @@ use pci::topology::{EndpointSpec, Name, Parent, Window};
 use super::HotPlugError;
 use super::choice::{self, Candidate, Unfit};
 use super::nearness::{Far, HostPlace, PortPlaces};
-use crate::bus_slots::{BusSlots, Functions, Slot, Tell};
+use crate::bus_slots::{BusSlots, Functions, Hears, Slot};
 use crate::cdi;
 use crate::changes::Added;
 use crate::effects::Endpoint;
@@ -277,7 +277,7 @@ pub(super) fn put(
     factory: &mut Factory,
     slots: Option<&BusSlots>,
     device: &Added,
-    tell: Tell,
+    hears: Hears,
 ) -> Result<(), HotPlugError> {
     let missing = || {
         let ports = pci.change(|tree| tree.hierarchy.hot_plug_ports());
@@ -293,7 +293,7 @@ pub(super) fn put(
         });
         let at = Slot { on: found.ok_or_else(missing)??, number };
         let functions = plug_in_slot(pci, factory, at, device)?;
-        slots.put(at, functions, tell);
+        slots.put(at, functions, hears);
         return Ok(());
     }
     let port = pci.change(|tree| tree.hierarchy.ports().find(|port| port.name == device.port));
@@ -382,7 +382,7 @@ pub(crate) fn restore<'a>(
     slots: Option<&BusSlots>,
 ) -> Result<(), (&'a Added, HotPlugError)> {
     for device in added {
-        put(pci, factory, slots, device, Tell::Nobody).map_err(|error| (device, error))?;
+        put(pci, factory, slots, device, Hears::Nobody).map_err(|error| (device, error))?;
     }
     if !added.is_empty() {
         // The guest finds them as any other, with no event to take note of.

@@ -10,7 +10,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::{Design, Surroundings};
 use crate::address_space::AddressSpace;
-use crate::bus_slots::{BusSlots, Slot, Tell};
+use crate::bus_slots::{BusSlots, Hears, Slot};
 use crate::ejected::Ejected;
 use crate::kvm::{EdgeLine, SlotError, Slots, Vm};
 use crate::main_loop::{End, Ending};
@@ -65,7 +65,7 @@ impl Assembly<'_> {
                 let mut there = tree.hierarchy.devices_on(planned.on);
                 there.retain(|number, _| planned.bus.slots.iter().any(|slot| slot.number == *number));
                 for (number, functions) in there {
-                    slots.put(Slot { on: planned.on, number }, functions, Tell::Nobody);
+                    slots.put(Slot { on: planned.on, number }, functions, Hears::Nobody);
                 }
             }
         });
