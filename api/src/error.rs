@@ -79,10 +79,10 @@ impl ApiError {
         self
     }
 
-    /// No machine has been created.
+    /// No machine is there: none was created, or the last one was deleted.
     #[must_use]
     pub fn no_vm() -> Self {
-        Self::new(ErrorKind::NotFound, "no virtual machine has been created; call vm.create first")
+        Self::new(ErrorKind::NotFound, "there is no virtual machine; call vm.create first")
     }
 
     /// Not in the state that the machine is in.

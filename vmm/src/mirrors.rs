@@ -165,7 +165,7 @@ impl Mirror for Page {
 /// Pages that cannot be had.
 #[derive(Debug, Error)]
 #[error(
-    "cannot map {count} pages of configuration space: raise the limit of virtual memory (ulimit -v), or give --pcie mirror=off"
+    "cannot map {count} pages of configuration space; if the limit of virtual memory is reached, raise it (ulimit -v), or give --pcie mirror=off"
 )]
 pub struct MirrorsError {
     count: usize,

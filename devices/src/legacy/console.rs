@@ -253,7 +253,7 @@ pub enum ConsoleError {
         source: Errno,
     },
     /// No eventfd.
-    #[error("cannot make the event descriptor of a console: the limit of open files is reached (ulimit -n)")]
+    #[error("cannot make the event descriptor of a console; if the limit of open files is reached, raise it (ulimit -n)")]
     Event {
         /// The kernel's reason.
         #[source]

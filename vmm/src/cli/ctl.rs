@@ -41,7 +41,8 @@ pub enum CtlCommand {
     ///
     /// A line for each event, or an object with --json: phase, progress, kernel-entered, reset, device-added, device-moved,
     /// device-removed, device-failed, device-error (the host reported one of the hardware), device-requested (the host wants the device
-    /// back), guest-panic and ended, each with the reason where there is one.
+    /// back), guest-panic and ended, each with the reason where there is one; and lost: how many were missed, told to who reads too
+    /// slowly.
     Events,
     /// Print the description of the HTTP API (OpenAPI)
     Openapi,

@@ -32,6 +32,20 @@ fn the_definitions_hold_together() {
 }
 
 #[test]
+fn the_help_of_events_names_all_that_clients_are_told() {
+    let document = api::http::DOCUMENT;
+    let event = document.split_once("\n    Event:\n").unwrap().1;
+    let names = event.split_once("enum: [").unwrap().1.split_once(']').unwrap().0;
+    let names: Vec<&str> = names.split(',').map(str::trim).collect();
+    assert!(names.contains(&"device-requested") && names.contains(&"lost"), "{names:?}");
+    let (_, help) = usage_error("ctl events --help");
+    let words: Vec<&str> = help.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
+    for name in names {
+        assert!(words.contains(&name), "{name} is missing: {help}");
+    }
+}
+
+#[test]
 fn a_glance_tells_command_lines_that_start_a_machine_at_once() {
     let starts = |line: &str| starts_a_machine(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>());
     assert!(starts("banyan run --kernel k --cmdline x=--help"));

@@ -53,7 +53,7 @@ pub enum TopologyCommand {
     },
     /// Print in what a guest with the given devices would differ from the host, register by register
     ///
-    /// What differs without being meant to is marked with `!`.
+    /// What differs without being meant to is marked with `!`. With --pcie there need be no devices, as with `plan`.
     Diff {
         /// text or json
         #[arg(long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]

@@ -198,5 +198,5 @@ fn nobody_at_the_socket_has_an_exit_code_of_its_own() {
     assert_eq!(error.exit_code(), exit_code::NO_ANSWER);
     let refused = ctl(&["info"], &Published::new(), |_| panic!("the core is not asked")).unwrap_err();
     assert_eq!(refused.exit_code(), 1);
-    assert!(refused.to_string().contains("no virtual machine has been created"), "{refused}");
+    assert!(refused.to_string().contains("there is no virtual machine"), "{refused}");
 }
