@@ -245,6 +245,53 @@ mod tests {
         assert_eq!(heard(&mut listener), expected);
     }
 
+    fn device(id: &str, number: u8) -> DeviceInfo {
+        DeviceInfo {
+            id: id.to_owned(),
+            kind: DeviceClass::Rng,
+            bdf: PciAddress { segment: 0, bus: 0, device: number, function: 0 },
+            path: format!("{number:02x}"),
+            port: None,
+            host: None,
+            clique: None,
+            bars: Vec::new(),
+            label: String::new(),
+        }
+    }
+
+    /// One of each kind. A kind that is missing here does not compile.
+    fn one_of_each() -> Vec<Event> {
+        let (why, id, host_bdf) = (String::new, String::new, String::new);
+        let device = || Box::new(device("a", 1));
+        let next = |event: &Event| match event {
+            Event::Phase(_) => Some(Event::Progress(Progress { done: 0, step: Step::Prefault, total: 1 })),
+            Event::Progress(_) => Some(Event::KernelEntered),
+            Event::KernelEntered => Some(Event::Reset(why())),
+            Event::Reset(_) => Some(Event::DeviceAdded(device())),
+            Event::DeviceAdded(_) => Some(Event::DeviceMoved(device())),
+            Event::DeviceMoved(_) => Some(Event::DeviceRemoved(id())),
+            Event::DeviceRemoved(_) => Some(Event::DeviceFailed { id: id(), why: why() }),
+            Event::DeviceFailed { .. } => Some(Event::DeviceError { id: id(), host_bdf: host_bdf(), why: why() }),
+            Event::DeviceError { .. } => Some(Event::DeviceRequested { id: id(), host_bdf: host_bdf(), why: why() }),
+            Event::DeviceRequested { .. } => Some(Event::GuestPanic(why())),
+            Event::GuestPanic(_) => Some(Event::Ended(why())),
+            Event::Ended(_) => None,
+        };
+        std::iter::successors(Some(Event::Phase(why())), next).collect()
+    }
+
+    #[test]
+    fn the_document_names_every_event_and_nothing_else() {
+        let event = include_str!("../openapi.yaml").split_once("\n    Event:\n").unwrap().1;
+        let names = event.split_once("enum: [").unwrap().1.split_once(']').unwrap().0;
+        let mut described: Vec<_> = names.split(',').map(str::trim).collect();
+        described.sort_unstable();
+        let values: Vec<_> = one_of_each().iter().map(Event::json).collect();
+        let mut told: Vec<_> = values.iter().map(|value| value["event"].as_str().unwrap()).chain(["lost"]).collect();
+        told.sort_unstable();
+        assert_eq!(described, told);
+    }
+
     #[test]
     fn memory_that_is_mapped_was_populated_and_told_as_such() {
         let events = Events::default();
@@ -282,17 +329,6 @@ mod tests {
     fn a_device_that_another_one_moves_is_told_with_its_new_address() {
         let events = Events::default();
         let mut listener = events.listen();
-        let device = |id: &str, number| DeviceInfo {
-            id: id.to_owned(),
-            kind: DeviceClass::Rng,
-            bdf: PciAddress { segment: 0, bus: 0, device: number, function: 0 },
-            path: format!("{number:02x}"),
-            port: None,
-            host: None,
-            clique: None,
-            bars: Vec::new(),
-            label: String::new(),
-        };
         let info = |devices| {
             let (config, balloon) = (VmConfig::default(), crate::info::Gauge::default());
             VmInfo { config, phase: Phase::Created, progress: None, memory: 0, balloon, devices }
