@@ -278,6 +278,8 @@ pub(super) struct RunArguments {
     topology: Option<PathBuf>,
 
     /// Print the planned hierarchy and start nothing; needs no kernel and no /dev/kvm, and refuses what a start would refuse
+    ///
+    /// Memory is not taken, so it does not notice that the host has too little of it, or too few huge pages.
     #[arg(long, help_heading = RUN)]
     dry_run: bool,
 
