@@ -8,6 +8,7 @@ pub mod nvswitch;
 pub mod pairs;
 pub mod reach;
 pub mod report;
+pub mod silence;
 pub mod surroundings;
 
 use std::io::{self, Write};
@@ -29,6 +30,7 @@ use crate::run;
 use crate::spec::{self, SpecError};
 use machine::Tops;
 use report::{Finding, Report, Severity};
+use silence::Silence;
 use surroundings::Surroundings;
 
 /// Exit code when a device or a way is impossible, or nothing can be said.
@@ -63,8 +65,9 @@ pub fn run(options: &CheckOptions, out: &mut dyn Write) -> Result<u8, CheckComma
 
 /// Everything but the plan.
 fn judge(tree: &HostTree, wanted: &[Wanted], options: &CheckOptions, surroundings: Option<&Surroundings>) -> Report {
-    let mut findings = devices::findings(tree, wanted);
-    findings.extend(pairs::findings(tree, wanted));
+    let silence = if surroundings.is_some() { Silence::default() } else { Silence::of(tree) };
+    let mut findings = devices::findings(tree, wanted, silence);
+    findings.extend(pairs::findings(tree, wanted, silence));
     let given: Vec<HostBdf> = wanted.iter().map(|device| device.at).collect();
     findings.extend(
         nvswitch::judge(tree, &given, options.nvlink.or_else(|| options.pcie?.nvlink))
@@ -73,10 +76,7 @@ fn judge(tree: &HostTree, wanted: &[Wanted], options: &CheckOptions, surrounding
     findings.extend(machine::iommu(tree));
     match surroundings {
         Some(host) => findings.extend(machine::findings(tree, wanted, options.memory.as_ref(), host)),
-        None => {
-            let text = "kernel, limits, huge pages and device nodes are not in the file and were not judged";
-            findings.push(Finding::new(Severity::Note, "host", "recorded host", text));
-        }
+        None => findings.push(silence.finding()),
     }
     Report { devices: devices::listing(tree, wanted), pairs: pairs::pairs(tree, wanted), findings }
 }

@@ -18,7 +18,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
+use api::config::{Attach, DeviceConfig, DeviceKind, PcieConfig, VmConfig};
 use api::events::Event;
 use api::info::Progress;
 use devices::complaints::Complaints;
@@ -54,8 +54,8 @@ pub struct HotPlug {
     /// A host that is data, in place of this one, and the functions of it that stubs stand for.
     recorded: Option<Arc<RecordedHost>>,
     stand_ins: BTreeMap<Name, HostBdf>,
-    /// Devices that hang on no hot-plug port leave, too, as far as there are registers.
-    cold_removal: bool,
+    /// What makes ports, and whether devices that hang on no hot-plug port leave, too, as far as there are registers.
+    pcie: PcieConfig,
     leaving: Vec<Leaving>,
     coming: ComingDevices,
     changes: Changes,
@@ -69,9 +69,9 @@ pub struct HotPlug {
 }
 
 impl HotPlug {
-    /// The devices of a machine that starts as `spec` says, with or without cold removal, and then had these `changes`. Devices
+    /// The devices of a machine that starts as `spec` says, with the ports and the removal of `pcie`, and then had these `changes`. Devices
     /// come from the host that is `recorded`, if there is one.
-    pub fn new(spec: &Spec, cold_removal: bool, changes: Changes, recorded: Option<Arc<RecordedHost>>) -> io::Result<Self> {
+    pub fn new(spec: &Spec, pcie: PcieConfig, changes: Changes, recorded: Option<Arc<RecordedHost>>) -> io::Result<Self> {
         let mut endpoints = spec.endpoints.clone();
         endpoints.retain(|name, _| !changes.has_left(name));
         let added = changes.added().iter().flat_map(|added| &added.functions);
@@ -86,7 +86,7 @@ impl HotPlug {
             numa: spec.numa.clone(),
             recorded,
             stand_ins,
-            cold_removal,
+            pcie,
             leaving: Vec::new(),
             coming,
             changes,
@@ -137,7 +137,7 @@ impl HotPlug {
             functions.push(AddedFunction { name, endpoint, spec, access, number: *number, stands_for });
         }
         let wish = device.first().map(|(first, _)| Wish::of(first)).unwrap_or_default();
-        let wish = Wish { places: Some(&self.places), from: from.as_ref(), ..wish };
+        let wish = Wish { places: Some(&self.places), pcie: self.pcie, from: from.as_ref(), ..wish };
         let added = self.place(machine, functions, &wish)?;
         if self.coming.needed(machine, &added) {
             return self.coming.accept(machine, added, &mut self.endpoints);
@@ -176,7 +176,7 @@ impl HotPlug {
             stands_for: None,
         };
         // A virtio function shows what a PCI Express one does.
-        let wish = Wish { attach: Some(Attach::Pcie), places: Some(&self.places), ..Wish::default() };
+        let wish = Wish { attach: Some(Attach::Pcie), places: Some(&self.places), pcie: self.pcie, ..Wish::default() };
         let put = self.place(machine, vec![function], &wish).and_then(|added| self.put(machine, added));
         if put.is_err() {
             machine.parts().1.backends().close(&name);

@@ -349,13 +349,9 @@ pub fn exit_code(end: End) -> u8 {
         }
         // As a process status keeps it: the low eight bits.
         End::Power(PowerEvent::Exit(value)) => value.wrapping_shl(1) | 1,
-        End::Vcpu(Ended::TripleFault) => {
-            log::error!("triple fault: the guest's processor had no way to go on");
-            exit_code::TRIPLE_FAULT
-        }
-        End::Vcpu(Ended::Broken { id, what, code, at }) => {
-            log::error!("vCPU {id} at {at:#x}: {what} {code:#x}");
-            exit_code::BROKEN
+        End::Vcpu(ended) => {
+            log::error!("{ended}");
+            if ended == Ended::TripleFault { exit_code::TRIPLE_FAULT } else { exit_code::BROKEN }
         }
         End::Signal(signal) => exit_code::SIGNAL.saturating_add(u8::try_from(signal).unwrap_or(0)),
     }

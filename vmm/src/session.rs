@@ -118,7 +118,7 @@ impl<'a, 's> Session<'a, 's> {
         let extent = changes.extent(config);
         let blocks = machine.backends().memory_regions();
         let resizer = Resizer::new(config, spec.numa.as_ref(), &design.plan.map.hot_plug, extent, blocks)?;
-        let hotplug = HotPlug::new(spec, config.pcie.cold_removal, changes, design.recorded.cloned())?;
+        let hotplug = HotPlug::new(spec, config.pcie, changes, design.recorded.cloned())?;
         let premap = service.policy.is_some_and(|policy| policy.premap);
         let touching = if premap { machine.touch_memory() } else { Ok(None) };
         let touching = touching.unwrap_or_else(|error| {

@@ -46,7 +46,7 @@ pub const MEMORY: &str = "memory-ranges";
 #[derive(Debug, Error)]
 pub enum SnapshotError {
     /// No folder.
-    #[error("cannot use the folder {}", path.display())]
+    #[error("cannot use the folder {}; create it, or name one that this process may use", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,

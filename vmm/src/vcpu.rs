@@ -1,6 +1,7 @@
 //! Virtual processors: their initial state, their threads, and where their exits go.
 
 mod counters;
+mod internal;
 mod setup;
 mod state;
 mod thread;

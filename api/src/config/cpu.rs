@@ -73,11 +73,16 @@ impl fmt::Display for CpuTopology {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
+    #[serde(default = "one")]
     boot: String,
     max: Option<String>,
     topology: Option<String>,
     #[serde(rename = "kvm-signature", default = "shown")]
     kvm_signature: bool,
+}
+
+fn one() -> String {
+    CpuConfig::default().count.to_string()
 }
 
 const fn shown() -> bool {
@@ -174,14 +179,19 @@ mod tests {
         assert!(!hidden.kvm_signature && "2".parse::<CpuConfig>().unwrap().kvm_signature);
         assert_eq!(hidden.to_string(), "boot=2,kvm-signature=off");
         assert_eq!(hidden.to_string().parse(), Ok(hidden));
+        assert_eq!("kvm-signature=off".parse(), Ok(CpuConfig { kvm_signature: false, ..CpuConfig::default() }));
     }
 
     #[test]
     fn one_to_255_processors_can_be_asked_for_and_more_that_come_later() {
         let of = |count, max| CpuConfig { count, max, ..CpuConfig::default() };
-        for (text, config) in
-            [("1", of(1, None)), ("boot=255", of(255, None)), ("2,max=8", of(2, Some(8))), ("boot=2,max=2", of(2, None))]
-        {
+        for (text, config) in [
+            ("1", of(1, None)),
+            ("boot=255", of(255, None)),
+            ("2,max=8", of(2, Some(8))),
+            ("boot=2,max=2", of(2, None)),
+            ("max=4", of(1, Some(4))),
+        ] {
             assert_eq!(text.parse(), Ok(config), "{text}");
         }
         for (text, part) in [

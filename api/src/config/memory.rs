@@ -104,6 +104,7 @@ choice!(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Fields {
+    #[serde(default = "usual")]
     size: Size,
     hotplug: Option<Size>,
     hotplug_method: Option<HotPlugMethod>,
@@ -115,6 +116,10 @@ struct Fields {
     #[serde(default)]
     prefault: bool,
     prefault_threads: Option<u16>,
+}
+
+fn usual() -> Size {
+    MemoryConfig::default().size
 }
 
 impl TryFrom<Fields> for MemoryConfig {
@@ -260,6 +265,13 @@ mod tests {
     #[test]
     fn a_bare_size_is_enough() {
         assert_eq!("2G".parse(), Ok(MemoryConfig { size: Size(2 << 30), ..MemoryConfig::default() }));
+    }
+
+    #[test]
+    fn without_a_size_memory_has_that_of_a_machine_without_the_flag() {
+        assert_eq!("shared=on".parse(), Ok(MemoryConfig { shared: true, ..MemoryConfig::default() }));
+        let error = "hugepages=1G".parse::<MemoryConfig>().unwrap_err().to_string();
+        assert!(error.contains("512M is no multiple"), "{error}");
     }
 
     #[test]

@@ -205,13 +205,19 @@ fn pairs<'a>(tree: &'a HostTree, named: &'a [Named<'a>]) -> Vec<(&'a Named<'a>, 
 #[derive(Debug, Error)]
 pub enum GenerateError {
     /// No such function.
-    #[error("this host has no PCI function {at}; `lspci -D` lists them")]
+    #[error(
+        "there is no PCI function {at}; `lspci -D` lists those of this host, `banyan topology show --host FILE` those of a \
+         recorded one"
+    )]
     Absent {
         /// Which.
         at: HostBdf,
     },
     /// No node to name.
-    #[error("{at} is in no IOMMU group, so that there is no /dev/vfio/N for it; switch the IOMMU on (intel_iommu=on)")]
+    #[error(
+        "{at} is in no IOMMU group, so that there is no /dev/vfio/N for it; switch the IOMMU on in the firmware set-up and, with a \
+         processor of Intel, on the host kernel's command line (intel_iommu=on)"
+    )]
     NoGroup {
         /// Which.
         at: HostBdf,

@@ -284,7 +284,10 @@ pub enum ResolveError {
         why: Box<ResolveError>,
     },
     /// No such function.
-    #[error("this host has no PCI function {at}, which `bdf` names; `lspci -D` lists them")]
+    #[error(
+        "there is no PCI function {at}, which `bdf` names; `lspci -D` lists those of this host, `banyan topology show --host FILE` \
+         those of a recorded one"
+    )]
     Absent {
         /// Which.
         at: HostBdf,

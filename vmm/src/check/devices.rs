@@ -2,6 +2,7 @@
 
 use super::reach::{self, Reason};
 use super::report::{Device, Finding, Severity};
+use super::silence::Silence;
 use crate::host::check::{CheckError, CheckWarning, Wanted, faults, warnings};
 use crate::host::fabric::Ats;
 use crate::host::tree::{HostNode, HostTree};
@@ -40,18 +41,19 @@ pub fn is_nic(node: &HostNode) -> bool {
     node.ids.class.base() == 0x02
 }
 
-/// What is to be said of each device.
+/// What is to be said of each device, as far as the host is not silent.
 #[must_use]
-pub fn findings(tree: &HostTree, wanted: &[Wanted]) -> Vec<Finding> {
+pub fn findings(tree: &HostTree, wanted: &[Wanted], silence: Silence) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let faults = faults(tree, wanted);
+    let mut faults = faults(tree, wanted);
+    faults.retain(|fault| !(silence.of_use && matches!(fault, CheckError::NoGroup { .. })));
     findings.extend(faults.iter().map(fault));
     findings.extend(warnings(tree, wanted, &[]).iter().map(|warning| {
         let CheckWarning::PartialGroup { name, .. } = warning;
         let text = warning.to_string();
         Finding::new(Severity::Note, "group", name, text.strip_prefix(&format!("device {name} is ")).unwrap_or(&text))
     }));
-    if faults.is_empty() {
+    if faults.is_empty() && !silence.of_use {
         findings.push(Finding::new(Severity::Ok, "driver", "all devices", "bound to vfio-pci, their IOMMU groups are viable"));
     }
     for device in wanted {
@@ -60,7 +62,9 @@ pub fn findings(tree: &HostTree, wanted: &[Wanted]) -> Vec<Finding> {
         if node.numa_node.is_none() && tree.memory_nodes.len() > 1 {
             findings.push(Finding::new(Severity::Note, "node", &device.name, "the host does not tell its memory node"));
         }
-        findings.extend(ats(tree, wanted, device, node));
+        if !silence.of_registers {
+            findings.extend(ats(tree, wanted, device, node));
+        }
     }
     findings
 }

@@ -9,6 +9,7 @@ use pci::topology::PlannedKind;
 use rustix::io::Errno;
 
 use super::report::{Finding, Severity};
+use super::silence::Silence;
 use super::surroundings::Surroundings;
 use crate::host::check::{Wanted, check_memlock};
 use crate::host::tree::HostTree;
@@ -25,7 +26,9 @@ pub fn findings(tree: &HostTree, wanted: &[Wanted], memory: Option<&MemoryConfig
     findings.push(huge_pages(host, memory));
     findings.extend(host.closed.iter().map(|(path, errno)| {
         let remedy = match *errno {
-            Errno::NOENT => "load the module (modprobe kvm_intel or kvm_amd, modprobe vfio-pci) or bind the device to vfio-pci",
+            Errno::NOENT if path.ends_with("kvm") => "modprobe kvm_intel, or kvm_amd with a processor of AMD",
+            Errno::NOENT if path.ends_with("vfio/vfio") => "modprobe vfio-pci",
+            Errno::NOENT => "bind the devices of this IOMMU group to vfio-pci",
             _ => "run as a user who may open it, or change its owner",
         };
         Finding::new(Severity::Problem, "access", path.display(), format_args!("cannot be opened: {errno}")).remedy(Some(remedy))
@@ -57,7 +60,15 @@ pub fn space(tree: &HostTree, wanted: &[Wanted], address_bits: u8, plan: Result<
         Ok(tops) => tops,
         Err(why) => return vec![finding(Severity::Problem, format!("{text}: {why}"))],
     };
-    let mut findings = vec![finding(Severity::Ok, format!("{text}: they fit"))];
+    let said = if Silence::of(tree).of_bars {
+        finding(
+            Severity::Note,
+            format!("BARs are not in the file, and whether they fit was not judged; {address_bits} address bits"),
+        )
+    } else {
+        finding(Severity::Ok, format!("{text}: they fit"))
+    };
+    let mut findings = vec![said];
     let devices = wanted.iter().filter_map(|device| tree.get(device.at));
     if let Some(bits) = devices.filter_map(|node| node.fabric.iommu_bits).min() {
         let beyond = |address: u64| address.checked_shr(bits.into()).unwrap_or(0) != 0;
@@ -205,6 +216,19 @@ mod tests {
         assert_eq!(kernel(&surroundings("6.8.0"), true)[0].severity, Severity::Warning);
         assert_eq!(kernel(&surroundings("6.8.0"), false)[0].severity, Severity::Note);
         assert_eq!(kernel(&surroundings("custom"), false)[0].severity, Severity::Note);
+    }
+
+    #[test]
+    fn a_node_that_is_missing_is_made_by_its_own_module() {
+        for (path, remedy) in [
+            ("/dev/kvm", "modprobe kvm_intel, or kvm_amd with a processor of AMD"),
+            ("/dev/vfio/vfio", "modprobe vfio-pci"),
+            ("/dev/vfio/7", "bind the devices of this IOMMU group to vfio-pci"),
+        ] {
+            let host = Surroundings { closed: vec![(path.into(), Errno::NOENT)], ..surroundings("6.12.1") };
+            let found = found(&host, None, "access");
+            assert!(found[0].1.ends_with(&format!(" {remedy}")), "{path}: {found:?}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::acs::{self, AcsError};
 use super::devices::{is_nic, is_peer};
 use super::reach::{self, Reason, Verdict, Way};
 use super::report::{Finding, Pair, Port, Severity};
+use super::silence::Silence;
 use crate::host::check::Wanted;
 use crate::host::tree::{HostNode, HostTree};
 
@@ -84,7 +85,7 @@ fn port(at: HostBdf, error: &AcsError) -> Port {
 
 /// What is to be said of the ports between devices, once for each port. It matters most where a switch turns requests.
 #[must_use]
-pub fn findings(tree: &HostTree, wanted: &[Wanted]) -> Vec<Finding> {
+pub fn findings(tree: &HostTree, wanted: &[Wanted], silence: Silence) -> Vec<Finding> {
     let mut judged: BTreeMap<HostBdf, (Result<(), AcsError>, bool)> = BTreeMap::new();
     for ((_, a), (_, b)) in both(tree, wanted) {
         let turns = !matches!(reach::way(tree, a, b).reason, Reason::NoSwitch { .. } | Reason::TwoRoots);
@@ -100,6 +101,9 @@ pub fn findings(tree: &HostTree, wanted: &[Wanted]) -> Vec<Finding> {
     }
     for (at, (result, turns)) in &judged {
         let Err(error) = result else { continue };
+        if silence.of_registers && *error == AcsError::NotReadable {
+            continue;
+        }
         let severity = if *turns { Severity::Warning } else { Severity::Note };
         let remedy = match error {
             AcsError::Fault(fault) => fault.command(),

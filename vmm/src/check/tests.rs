@@ -4,6 +4,7 @@ use super::reach::Verdict;
 use api::config::NvlinkMode;
 
 use super::*;
+use crate::host::fabric::Fabric;
 use crate::host::fake::{DOWNSTREAM, FakeFunction, FakeHost, ROOT_PORT, UPSTREAM};
 
 /// The access control that is asked for.
@@ -327,11 +328,35 @@ fn a_recorded_host_is_judged_and_planned_for() {
     let mut text = Vec::new();
     assert_eq!(run(&options, &mut text).unwrap(), 0);
     let text = String::from_utf8(text).unwrap();
-    for part in ["gpu0  ", "nic0 direct", "39 address bits: they fit", "were not judged"] {
+    for part in ["gpu0  ", "nic0 direct", "whether they fit was not judged; 39 address bits", "were not judged"] {
         assert!(text.split_whitespace().collect::<Vec<_>>().join(" ").contains(part.trim()), "{part}: {text}");
     }
     options.memory = Some("1T".parse().unwrap());
     let mut text = Vec::new();
     assert_eq!(run(&options, &mut text).unwrap(), 2);
     assert!(String::from_utf8(text).unwrap().contains("problem  space"));
+}
+
+#[test]
+fn what_is_in_no_recorded_file_is_not_judged() {
+    let mut tree = scan_all(host(BEST).sysfs()).unwrap();
+    for node in tree.functions.values_mut() {
+        (node.driver, node.group, node.bars) = (None, None, [None; 6]);
+        node.fabric = Fabric::default();
+        node.link = None;
+    }
+    let wanted = ["03:00.0", "04:00.0"].map(|at| Wanted { name: at.to_owned(), at: at.parse().unwrap() });
+    let silence = Silence::of(&tree);
+    assert_eq!(silence, Silence { of_use: true, of_registers: true, of_bars: true });
+    assert_eq!(devices::findings(&tree, &wanted, silence), []);
+    assert_eq!(pairs::findings(&tree, &wanted, silence), []);
+    let space = machine::space(&tree, &wanted, 46, Ok(Tops::default()));
+    assert_eq!(space[0].severity, Severity::Note);
+    assert!(silence.finding().text.contains("drivers, IOMMU groups, registers (access control, ATS), BARs and device nodes"));
+    // One driver is enough: whoever recorded this host saw that there are no groups.
+    tree.functions.values_mut().next().unwrap().driver = Some("pcieport".to_owned());
+    let silence = Silence::of(&tree);
+    assert!(!silence.of_use && !silence.of_registers);
+    let found = devices::findings(&tree, &wanted, silence);
+    assert!(found.iter().any(|finding| finding.severity == Severity::Problem && finding.topic == "iommu"), "{found:?}");
 }

@@ -151,6 +151,11 @@ before are replaced, those of others are left alone, and a name that one of them
 has already is refused. On standard output several kinds are several documents,
 which readers take one by one: give --output DIR, or --kind for all.
 
+Exit codes:
+  0  the files are written
+  1  an error; standard error says which
+  2  the command line is wrong
+
 Examples:
   banyan cdi generate --output /etc/cdi
   banyan cdi generate --kind nvidia.com/pgpu 0000:41:00.0 0000:3d:00.0

@@ -15,7 +15,7 @@ pub struct ConfigOptions {
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub enum ConfigCommand {
-    /// Say what is wrong with the file, or that nothing is
+    /// Say what is wrong with the file, or that nothing is: exit code 1, or 0
     Check {
         /// The file [default: that of BANYAN_CONFIG, else /etc/banyan/config.toml]
         #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -54,4 +54,9 @@ The file holds for machines that clients of the HTTP API create (banyan --api-so
   [[device]]  host = \"0000:41:00.0\"; on = \"PORT\", clique = 0 to 15,
               clique-any-vendor = true: holds where a request says nothing
 
-A file that is wrong does not keep the process from starting: vm.create is answered with the reason.";
+A file that is wrong does not keep the process from starting: vm.create is answered with the reason.
+
+Exit codes:
+  0  the file can be used
+  1  it cannot; standard error says why
+  2  the command line is wrong";

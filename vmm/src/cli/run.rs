@@ -7,7 +7,7 @@ use api::config::{
     CpuConfig, DeviceConfig, DiskConfig, KernelConfig, LogConfig, MemoryConfig, NumaConfig, NumaFlag, OutputConfig, Payload,
     PcieConfig, Size, TopologyConfig, VmConfig,
 };
-use clap::{Args, ValueHint};
+use clap::{ArgGroup, Args, ValueHint};
 
 use super::virtio::VirtioArguments;
 use super::{Action, CliError, RunOptions, keyed};
@@ -18,11 +18,11 @@ const PCIE: &str = "PCI Express";
 const RUN: &str = "Running and debugging";
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("boots").required(true).multiple(true).args(["kernel", "firmware", "dry_run"]))]
 #[expect(rustdoc::broken_intra_doc_links, reason = "brackets in texts of --help are no links")]
 pub(super) struct RunArguments {
     /// Kernel to boot: ELF (PVH or 64-bit Linux protocol) or bzImage
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = BOOT)]
-    #[arg(required_unless_present_any = ["firmware", "dry_run"])]
     kernel: Option<PathBuf>,
 
     /// Initial RAM file system for the kernel
@@ -51,6 +51,7 @@ pub(super) struct RunArguments {
     /// Processors, such as 4 [default: 1]; keys: boot, max, topology, kvm-signature
     ///
     ///   boot=N               at the start, 1 to 255; a bare N is enough
+    ///                        [default: 1]
     ///   max=N                at most: those that `banyan ctl resize` adds
     ///                        while the guest runs [default: none]
     ///   topology=T:C:D:P     threads of a core, cores of a die, dies of a
@@ -65,7 +66,7 @@ pub(super) struct RunArguments {
     /// Memory, such as 4G [default: 512M]; keys: size, hotplug, hotplug-method, shared, file, hugepages, prefault
     ///
     ///   size=SIZE            bytes, or with suffix K, M, G, T; a bare SIZE
-    ///                        is enough
+    ///                        is enough [default: 512M]
     ///   hotplug=SIZE         that much more may come while the guest runs, by
     ///                        `banyan ctl resize`; the rest of a SIZE that is
     ///                        no multiple of 128M never does [default: none]
@@ -197,7 +198,8 @@ pub(super) struct RunArguments {
 
     /// Shape of the hierarchy; keys: topology, root-ports, switch-ports, cf8, ...
     ///
-    ///   topology=root-ports  each behind its own root port [default]
+    ///   topology=root-ports  each behind its own root port [default]; a bare
+    ///                        word in front, such as host, is enough
     ///   topology=switch      each behind a downstream port of a switch
     ///   topology=flat        all devices on the root bus
     ///   topology=host        as on the host: root ports and switches

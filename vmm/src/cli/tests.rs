@@ -260,3 +260,13 @@ fn the_configuration_file_can_be_checked_and_shown() {
     assert_eq!(file.as_deref(), Some(Path::new("f.toml")));
     assert!(matches!(parsed("config show"), Ok(Action::Config(ConfigOptions { command: ConfigCommand::Show { file: None } }))));
 }
+
+#[test]
+fn a_machine_without_anything_to_boot_is_told_all_that_it_could_have() {
+    let Err(CliError::Usage(error)) = parsed("run --memory 1G") else { panic!("it has nothing to boot") };
+    let told = error.to_string();
+    assert!(told.contains("--kernel <FILE>|--firmware <FILE>|--dry-run"), "{told}");
+    for enough in ["--kernel k", "--firmware f", "--dry-run", "--dry-run --kernel k"] {
+        assert!(parsed(&format!("run {enough}")).is_ok(), "{enough}");
+    }
+}

@@ -23,8 +23,10 @@ pub enum TopologyCommand {
     /// JSON with each PCI function: address, bridge above, ids, BARs, link, access control (ACS), address translation (ATS),
     /// atomic operations, virtual functions, NUMA node, IOMMU group, driver; and with the NUMA nodes. Serial numbers are left
     /// out. Run it as root: other users cannot read all registers, and links then come from sysfs attributes.
+    #[command(after_long_help = CODES)]
     Record,
     /// Print a host's hierarchy with link speeds and NUMA nodes, or that of a guest that runs
+    #[command(after_long_help = CODES)]
     Show {
         /// tree, json, dot (for Graphviz), svg (a picture) or nccl (for NCCL_TOPO_FILE)
         #[arg(long, value_name = "FORMAT", default_value = "tree", hide_possible_values = true)]
@@ -40,6 +42,7 @@ pub enum TopologyCommand {
     ///
     /// The devices need no driver and no permission: nothing is opened. With --pcie there need be none: ports alone can be asked
     /// about.
+    #[command(after_long_help = CODES)]
     Plan {
         /// tree, json, dot (for Graphviz), svg (a picture) or nccl (for NCCL_TOPO_FILE)
         #[arg(long, value_name = "FORMAT", default_value = "tree", hide_possible_values = true)]
@@ -54,6 +57,7 @@ pub enum TopologyCommand {
     /// Print in what a guest with the given devices would differ from the host, register by register
     ///
     /// What differs without being meant to is marked with `!`. With --pcie there need be no devices, as with `plan`.
+    #[command(after_long_help = COMPARISON_CODES)]
     Diff {
         /// text or json
         #[arg(long, value_name = "FORMAT", default_value = "text", hide_possible_values = true)]
@@ -69,6 +73,7 @@ pub enum TopologyCommand {
     ///
     /// Without devices: the GPUs, network cards and NVMe drives of the host. With devices: these on the host and, beside it,
     /// in a guest that has them, with the pairs that differ.
+    #[command(after_long_help = COMPARISON_CODES)]
     Matrix {
         /// The guest.
         #[command(flatten)]
@@ -117,8 +122,28 @@ pub enum DiffFormat {
     Json,
 }
 
+/// Text at the end of the long help of `record`, `show` and `plan`.
+const CODES: &str = "\
+Exit codes:
+  0  it was printed
+  1  an error; standard error says which
+  2  the command line is wrong";
+
+/// Text at the end of the long help of `diff` and `matrix`.
+const COMPARISON_CODES: &str = "\
+Exit codes:
+  0  it was printed, whether or not something differs
+  1  an error; standard error says which
+  2  the command line is wrong";
+
 /// Text at the end of the long help.
 pub(super) const NOTES: &str = "\
+Exit codes:
+  0  it was printed, whether or not `diff` or `matrix` found that
+     something differs
+  1  an error; standard error says which
+  2  the command line is wrong
+
 Examples:
   Take a host along, and plan for it elsewhere:
     banyan topology record > host.json

@@ -184,7 +184,10 @@ fn bind_commands(members: &[(HostBdf, Option<String>)]) -> String {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum CheckError {
     /// No such function.
-    #[error("device {name}: this host has no PCI function {at}; `lspci -D` lists them")]
+    #[error(
+        "device {name}: there is no PCI function {at}; `lspci -D` lists those of this host, `banyan topology show --host FILE` \
+         those of a recorded one"
+    )]
     Absent {
         /// The device.
         name: String,
@@ -201,8 +204,8 @@ pub enum CheckError {
     },
     /// No IOMMU.
     #[error(
-        "device {name}: {at} is in no IOMMU group; switch the IOMMU on in the firmware set-up and on the host kernel's \
-         command line (intel_iommu=on)"
+        "device {name}: {at} is in no IOMMU group; switch the IOMMU on in the firmware set-up and, with a processor of Intel, \
+         on the host kernel's command line (intel_iommu=on)"
     )]
     NoGroup {
         /// The device.

@@ -210,7 +210,10 @@ fn a_device_outside_any_iommu_group_is_refused() {
     host.add("pci0000:00/0000:00:02.0", &FakeFunction { group: None, ..FakeFunction::default() });
     let tree = scan_for(&host, &["0000:00:02.0"]);
     let error = check(&tree, &[wanted("gpu0", "0000:00:02.0")]).unwrap_err();
-    assert!(error.to_string().contains("intel_iommu=on"));
+    assert!(
+        error.to_string().contains("with a processor of Intel, on the host kernel's command line (intel_iommu=on)"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl HotPlug {
         let port = ports.into_iter().find(|port| port.occupants.iter().any(|(_, occupant)| *occupant == name));
         let port = port
             .filter(|port| port.removal.is_some())
-            .ok_or_else(|| HotPlugError::Fixed { name: name.clone(), cold_removal: self.cold_removal })?;
+            .ok_or_else(|| HotPlugError::Fixed { name: name.clone(), cold_removal: self.pcie.cold_removal })?;
         let names = port.occupants.into_iter().map(|(_, name)| name).collect();
         let leaving = Leaving::asked(names, port.id, None, now);
         if port.removal == Some(Removal::Surprise) {

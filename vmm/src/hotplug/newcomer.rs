@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use api::config::{Attach, DeviceConfig, DeviceKind, VmConfig};
+use api::config::{Attach, DeviceConfig, DeviceKind, PcieConfig, VmConfig};
 use devices::vfio::Placement;
 use pci::address::{Bdf, Devfn, HostBdf, Sbdf};
 use pci::effect::Effect;
@@ -14,6 +14,7 @@ use pci::topology::{EndpointSpec, Name, Parent, Window};
 use super::HotPlugError;
 use super::choice::{self, Candidate, Unfit};
 use super::nearness::{Far, HostPlace, PortPlaces};
+use super::refusal::more_ports;
 use crate::bus_slots::{BusSlots, Functions, Hears, Slot};
 use crate::cdi;
 use crate::changes::Added;
@@ -91,6 +92,8 @@ pub(super) struct Wish<'a> {
     pub(super) attach: Option<Attach>,
     /// Device number on that bus.
     pub(super) device: Option<u8>,
+    /// How the machine got its ports.
+    pub(super) pcie: PcieConfig,
     /// Where the ports are.
     pub(super) places: Option<&'a PortPlaces>,
     /// Where the device is on the host, if it is from there.
@@ -266,7 +269,9 @@ fn port(
     }
     match choice::choose(&free) {
         Ok(chosen) => Ok(ports.swap_remove(chosen)),
-        Err(_) if free.is_empty() => Err(HotPlugError::NoneFree { ports: hierarchy.hot_plug_ports() }),
+        Err(_) if free.is_empty() => {
+            Err(HotPlugError::NoneFree { more: more_ports(wish.pcie), ports: hierarchy.hot_plug_ports() })
+        }
         Err(refusals) => Err(HotPlugError::NoneFits { refusals }),
     }
 }

@@ -1,5 +1,6 @@
 //! Why a device cannot come or go, and how the API tells it.
 
+use api::config::{HostPorts, PcieConfig, TopologyPolicy};
 use api::error::{ApiError, ErrorKind};
 use pci::bar::Size;
 use pci::hierarchy::{Missing, PlugError, PortList, Shortfall, Space};
@@ -209,11 +210,10 @@ pub enum HotPlugError {
         ports: PortList,
     },
     /// All ports are taken.
-    #[error(
-        "no hot-plug port is free: remove a device, or start the machine with more (--pcie root-ports=N without \
-         hot-plug=bridge-port; with topology=host also host-ports=switches); {ports}"
-    )]
+    #[error("no hot-plug port is free: remove a device, or start the machine with more ({more}); {ports}")]
     NoneFree {
+        /// Options that make more, as [`more_ports`] has them.
+        more: &'static str,
         /// What there is.
         ports: PortList,
     },
@@ -257,6 +257,17 @@ impl From<PlugError> for HotPlugError {
             PlugError::NoRoom { missing, .. } => Self::NoRoom { missing: missing.clone(), refusal: Box::new(refusal) },
             _ => Self::Plug(refusal),
         }
+    }
+}
+
+/// Options that give a machine with `pcie` more ports that take devices, without those that it has.
+pub(super) const fn more_ports(pcie: PcieConfig) -> &'static str {
+    match (pcie.topology, pcie.host_ports) {
+        (TopologyPolicy::Host, HostPorts::Used) => {
+            "--pcie host-ports=switches or host-ports=all, or root-ports=N without hot-plug=bridge-port"
+        }
+        (TopologyPolicy::Host, HostPorts::Switches) => "--pcie host-ports=all, or root-ports=N without hot-plug=bridge-port",
+        _ => "--pcie root-ports=N without hot-plug=bridge-port",
     }
 }
 
@@ -334,6 +345,20 @@ mod tests {
         let told = |cold_removal| HotPlugError::Fixed { name: Name::from("a"), cold_removal }.to_string();
         assert!(told(false).contains("start the machine with --pcie cold-removal=on"), "{}", told(false));
         assert!(!told(true).contains("cold-removal=on") && told(true).contains("hot-plug port (`on=`)"), "{}", told(true));
+    }
+
+    #[test]
+    fn ports_are_advised_that_the_machine_does_not_have() {
+        let told = |pcie: &str| more_ports(pcie.parse().unwrap());
+        for (pcie, there, missing) in [
+            ("root-ports", "root-ports=N", "host-ports"),
+            ("host", "host-ports=switches or host-ports=all", "topology"),
+            ("host,host-ports=switches", "host-ports=all", "host-ports=switches"),
+            ("host,host-ports=all", "root-ports=N", "host-ports"),
+        ] {
+            let told = told(pcie);
+            assert!(told.contains(there) && !told.contains(missing), "{pcie}: {told}");
+        }
     }
 
     #[test]

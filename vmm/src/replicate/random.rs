@@ -176,7 +176,7 @@ proptest! {
             .collect();
         let host_matrix = Matrix::of(&host, &on_host);
         let told = host_matrix.beside(&Matrix::of(&guest, &in_guest));
-        prop_assert!(told.ends_with("pairs are the same\n"), "{}\n{:#?}", told, replica.topology);
+        prop_assert!(!told.contains("differ"), "{}\n{:#?}", told, replica.topology);
         // Function 0 of everything is device 0 on a bus of its own, and every port leads somewhere.
         for function in &plan.functions {
             match &function.kind {

@@ -29,9 +29,15 @@ pub fn check(config: &VmConfig, spec: &Spec, changes: &Changes) -> Result<(), Sn
         };
         return Err(SnapshotError::Device { name: name.to_string(), why });
     }
+    let mut came = changes.added().iter().flat_map(|added| &added.functions);
+    let why = if spec.stand_ins.is_empty() && came.all(|function| function.stands_for.is_none()) {
+        "it is a device of the host"
+    } else {
+        "it stands for a device of the host that --host names"
+    };
     let of_host = |device: &&DeviceConfig| !matches!(device.kind, DeviceKind::Stub(_));
     match config.devices.iter().find(of_host) {
-        Some(device) => Err(SnapshotError::Device { name: device.to_string(), why: "it is a device of the host" }),
+        Some(device) => Err(SnapshotError::Device { name: device.to_string(), why }),
         None => Ok(()),
     }
 }
@@ -249,6 +255,20 @@ mod tests {
             let kinds = names.iter().map(|name| (*name, disk("/b.img"))).collect();
             let (changes, _) = changes(&with(kinds, &[])).unwrap();
             assert!(matches!(check_names(&plan, &changes), Err(SnapshotError::Added { .. })), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_of_a_recorded_host_is_refused_as_the_stand_in_that_it_is() {
+        let config = VmConfig { devices: vec!["0000:01:00.0,id=gpu".parse().unwrap()], ..VmConfig::default() };
+        let (of_host, _) = plan_of(&self::config());
+        let at = "0000:01:00.0".parse().unwrap();
+        let stands = Spec { stand_ins: std::iter::once((Name::from("gpu"), at)).collect(), ..of_host.clone() };
+        for (spec, why) in
+            [(of_host, "it is a device of the host"), (stands, "it stands for a device of the host that --host names")]
+        {
+            let error = check(&config, &spec, &Changes::default()).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("remove it first"), "{error}");
         }
     }
 }

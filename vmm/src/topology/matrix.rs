@@ -137,8 +137,11 @@ impl Matrix {
             let name = |at: usize| self.names.get(at).map_or("", String::as_str);
             let _ = writeln!(text, "{} and {}: {host} on the host, {guest} in the guest", name(a), name(b));
         }
-        let _ = match differing {
-            0 => writeln!(text, "all {total} pairs are the same"),
+        let _ = match (differing, total) {
+            (_, 0) => writeln!(text, "no pairs: there are fewer than two devices"),
+            (0, 1) => writeln!(text, "the one pair is the same"),
+            (_, 1) => writeln!(text, "the one pair differs"),
+            (0, _) => writeln!(text, "all {total} pairs are the same"),
             _ => writeln!(text, "{differing} of {total} pairs differ"),
         };
         text
@@ -236,6 +239,18 @@ mod tests {
             let (guest, guest_devices) = plan_of(file, &devices);
             let told = Matrix::of(&host, &devices).beside(&Matrix::of(&guest, &guest_devices));
             assert!(told.ends_with("pairs are the same\n"), "{file}\n{told}");
+        }
+    }
+
+    #[test]
+    fn a_comparison_of_few_devices_is_told_in_the_singular() {
+        let host = View::of_host(&host_file("one-switch").tree);
+        let devices = usual_devices(&host);
+        for (count, told) in
+            [(0, "no pairs: "), (1, "no pairs: "), (2, "the one pair is the same"), (3, "all 3 pairs are the same")]
+        {
+            let matrix = Matrix::of(&host, &devices[..count]);
+            assert!(matrix.beside(&matrix).lines().last().unwrap().starts_with(told), "{count}: {}", matrix.beside(&matrix));
         }
     }
 }

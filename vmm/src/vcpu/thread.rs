@@ -1,6 +1,7 @@
 //! Runs vCPUs on threads named `vcpu<N>` and takes their exits to who answers. A vCPU never waits for the main loop.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -17,6 +18,7 @@ use vm_device::device_manager::IoManager;
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use super::counters::{Count, Counters};
+use super::internal::InternalError;
 use super::setup::Vcpu;
 use super::state::{VcpuState, VcpuStateError};
 use crate::address_space::AddressSpace;
@@ -39,6 +41,26 @@ pub enum Ended {
         /// Guest instruction pointer.
         at: u64,
     },
+    /// KVM gave up by an error of its own.
+    Internal {
+        /// vCPU.
+        id: u8,
+        /// What KVM says of it.
+        error: InternalError,
+        /// Guest instruction pointer.
+        at: u64,
+    },
+}
+
+/// For logs and clients: what, and what to look at.
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TripleFault => f.write_str("triple fault: the guest's processor had no way to go on"),
+            Self::Broken { id, what, code, at } => write!(f, "vCPU {id} at {at:#x}: {what} {code:#x}"),
+            Self::Internal { id, error, at } => write!(f, "vCPU {id} at {at:#x}: {error}"),
+        }
+    }
 }
 
 /// What vCPUs share.
@@ -334,6 +356,7 @@ impl Runner {
             let ended = match next {
                 Next::Continue | Next::Rest => continue,
                 Next::TripleFault => Ended::TripleFault,
+                Next::Internal(error) => Ended::Internal { id: vcpu.id, error, at: instruction_pointer(&vcpu.fd) },
                 Next::Broken { what, code } => Ended::Broken { id: vcpu.id, what, code, at: instruction_pointer(&vcpu.fd) },
             };
             (self.ended)(ended);
@@ -359,6 +382,7 @@ impl Runner {
     /// Runs it to its next exit and answers that.
     fn step(&self, vcpu: &mut Vcpu, counters: &Counters) -> Next {
         match vcpu.fd.run() {
+            Ok(VcpuExit::InternalError) => Next::Internal(InternalError::of(&mut vcpu.fd)),
             Ok(exit) => self.dispatch(exit, counters),
             // A signal, or a vCPU that is not started yet.
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Next::Rest,
@@ -397,9 +421,6 @@ impl Runner {
                 }
             },
             VcpuExit::Shutdown => return Next::TripleFault,
-            VcpuExit::InternalError => {
-                return Next::Broken { what: "KVM internal error: an instruction it cannot emulate", code: 0 };
-            }
             VcpuExit::FailEntry(code, _) => {
                 return Next::Broken { what: "the processor refuses to enter the guest, reason", code };
             }
@@ -415,6 +436,7 @@ enum Next {
     /// It left the guest for nothing that is to be answered.
     Rest,
     TripleFault,
+    Internal(InternalError),
     Broken {
         what: &'static str,
         code: u64,

@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::{DeviceConfig, DiskConfig, DiskIo, DiskSource, LogConfig, MemoryConfig, OutputConfig, PcieConfig};
+use crate::config::{
+    DeviceConfig, DiskConfig, DiskIo, DiskSource, LogConfig, MemoryConfig, OutputConfig, PcieConfig, VsockConfig,
+};
 
 fn keys(text: &str) -> Result<Vec<Pair>, FlagProblem> {
     split(text, "first")
@@ -64,7 +66,8 @@ fn errors_name_the_flag_the_key_the_known_keys_and_the_nearest() {
         error("1G,colour=red"),
         "--memory: key `colour` is unknown; known: size, hotplug, hotplug-method, shared, file, hugepages, hugepage-size, prefault, prefault-threads"
     );
-    assert_eq!(error("shared=on"), "--memory: key `size` is missing; add `size=...`");
+    let missing = "socket=/s".parse::<VsockConfig>().unwrap_err().to_string();
+    assert_eq!(missing, "--vsock: key `cid` is missing; add `cid=...`");
     assert_eq!(error("1G,shared=maybe"), "--memory: key `shared`: `maybe` is neither on nor off");
     assert_eq!(error("1G,shared=[on]"), "--memory: key `shared`: a list was given where on or off is wanted");
     assert!(error("1X").starts_with("--memory: key `size`: `1X` is no size"), "{}", error("1X"));

@@ -135,7 +135,7 @@ fn entries_that_contradict_each_other_or_the_host_are_refused() {
         (&[BY_ADDRESS, BY_ADDRESS], "a.com/b=gpu0", "two CDI files name the device a.com/b=gpu0: /etc/cdi/0.yaml:4 and"),
         (&[BY_ADDRESS], "a.com/b=gpu9", "no CDI file names the device a.com/b=gpu9; named are: a.com/b=gpu0"),
         (&[], "a.com/b=gpu9", "named are: none"),
-        (&[gone], "a.com/b=gone", "this host has no PCI function 0000:99:00.0"),
+        (&[gone], "a.com/b=gone", "there is no PCI function 0000:99:00.0"),
         (&[old_group], "a.com/b=gpu0", "`bdf` names 0000:41:00.0 of IOMMU group 71, and its device nodes are /dev/vfio/66"),
         (&[old_group], "41:00.0", "`bdf` names 0000:41:00.0 of IOMMU group 71"),
         (&[no_group], "a.com/b=gpu0", "no PCI function of this host is behind /dev/vfio/7;"),
