@@ -83,6 +83,7 @@ impl Tree<'_> {
     fn bus(&self, on: Parent, line: &Line, lines: &mut Vec<String>) {
         let functions: Vec<&PlannedFunction> = self.plan.functions.iter().filter(|function| function.on == on).collect();
         match functions.as_slice() {
+            [] if self.plan.functions.is_empty() => lines.push(format!("{}  no devices", line.text)),
             [] => lines.push(line.text.clone()),
             [only] => self.draw(only, &line.blank("--"), lines),
             several => {

@@ -51,7 +51,7 @@ fn one_root_complex_with_one_function_is_one_line() {
     let shown = Tree { plan: &plan, label: &|_| String::new(), verbose: false }.to_string();
     assert_eq!(shown, "-[0000:00]---00.0  e 10de:20b8\n");
     let empty = topology(Vec::new()).plan(&roomy()).unwrap();
-    assert_eq!(Tree { plan: &empty, label: &|_| String::new(), verbose: false }.to_string(), "-[0000:00]-\n");
+    assert_eq!(Tree { plan: &empty, label: &|_| String::new(), verbose: false }.to_string(), "-[0000:00]-  no devices\n");
 }
 
 #[test]
