@@ -12,7 +12,9 @@ pub fn tree(view: &View) -> String {
     let mut lines = Vec::new();
     for (index, root) in view.roots.iter().enumerate() {
         let address = root.name.strip_prefix("pci").unwrap_or(&root.name);
-        lines.push(format!("-[{address}]-{}", root.numa_node.map_or(String::new(), |node| format!("  NUMA node {node}"))));
+        let node = root.numa_node.map_or(String::new(), |node| format!("  NUMA node {node}"));
+        let nothing = if view.nodes.is_empty() { "  no devices" } else { "" };
+        lines.push(format!("-[{address}]-{node}{nothing}"));
         lines.extend(branches(view, On::Root(index)).into_iter().map(|line| format!("   {line}")));
     }
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
@@ -122,6 +124,13 @@ pub(super) fn kind_of(word: &str) -> HostKind {
 mod tests {
     use super::super::tests::{host_file, plan_of_gpu_and_nic};
     use super::*;
+
+    #[test]
+    fn a_root_complex_alone_is_drawn_with_words() {
+        let mut view = View::of_host(&host_file("one-switch").tree);
+        view.nodes.clear();
+        assert_eq!(tree(&view), "-[0000:00]-  NUMA node 0  no devices\n");
+    }
 
     #[test]
     fn a_host_is_drawn_with_links_and_nodes() {
