@@ -1,6 +1,7 @@
 """Runs the host: QEMU in software emulation, with an IOMMU and the scenario's devices, until it powers off or time is up."""
 
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -18,6 +19,9 @@ PROCESSOR = "EPYC-Milan,-erms,-fsrm"
 
 # A busy machine may not emulate the kernel's timer check in time: it would panic. Tests of ciphers take each boot half a second.
 HOST_CMDLINE = "console=ttyS0 loglevel=5 panic=-1 no_timer_check cryptomgr.notests intel_iommu=on iommu=pt"
+
+# What QEMU may need to end once it has closed its output.
+ENDING_SECONDS = 10
 
 # Set when all hosts are to end at once.
 stopped = threading.Event()
@@ -49,15 +53,19 @@ def run(scenario, kernel, initramfs, folder, logs, follow):
         machine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
         try:
             said, fault = _record(machine, time.monotonic() + limit, follow)
+            if fault is None:
+                _let_end(machine)
         finally:
-            machine.kill()
+            # Not `kill`, which would take the exit status of one that has ended, and with it the time that it took.
+            os.kill(machine.pid, signal.SIGKILL)
             _, waited, used = os.wait4(machine.pid, 0)
             machine.returncode = status = os.waitstatus_to_exitcode(waited)
     (logs / "host.log").write_bytes(said)
     # Ended by a signal that is not ours: SIGKILL comes from here, when it has said all that it had to say.
     crashed = fault is None and b"@@lab done" not in said and status < 0 and status != -signal.SIGKILL
     if fault is None and b"@@lab done" not in said:
-        fault = f"the host ended before its work was done (QEMU's exit status {status})"
+        how = "it was reset" if status == 0 else f"QEMU's exit status {status}"
+        fault = f"the host ended before its work was done ({how})"
     elif fault is not None:
         fault = f"{fault} after {limit} s"
     return Run(said.decode(errors="replace").replace("\r", ""), fault, crashed, used.ru_utime + used.ru_stime)
@@ -78,6 +86,13 @@ def qemu_command(scenario, kernel, initramfs, disks, console):
         for value in values:
             words += [flag, value]
     return words
+
+
+def _let_end(machine):
+    """Gives a QEMU that says no more some seconds to end by itself, so that its exit status is its own."""
+    ended = os.pidfd_open(machine.pid)
+    select.select([ended], [], [], ENDING_SECONDS)
+    os.close(ended)
 
 
 def _disks(scenario, folder):
