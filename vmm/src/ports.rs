@@ -108,15 +108,10 @@ fn acpi_registers(bus: &mut Bus, config: &VmConfig, hot_plug: &Arc<HotPlugRegist
 }
 
 fn serial(assembly: &Assembly<'_>) -> Arc<Serial> {
-    let line = EdgeLine::new(assembly.vm.fd(), ports::SERIAL_GSI);
-    let interrupt = move || {
-        if let Err(error) = line.pulse() {
-            log::error!("cannot raise the serial line's interrupt: {error}");
-        }
-    };
+    let interrupt = EdgeLine::new(assembly.vm.fd(), ports::SERIAL_GSI).sink("the serial line");
     let resume = Arc::clone(&assembly.surroundings.resume);
     let output = Arc::clone(&assembly.surroundings.serial);
-    Arc::new(Serial::new(output, Box::new(interrupt), Box::new(move || resume())))
+    Arc::new(Serial::new(output, interrupt, Box::new(move || resume())))
 }
 
 /// Who hears that the guest's kernel panicked. A kernel that saves what is left after it is a guest that goes on.

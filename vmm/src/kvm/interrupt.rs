@@ -105,6 +105,15 @@ impl EdgeLine {
         self.vm.set_irq_line(self.gsi, false)?;
         Ok(())
     }
+
+    /// What a device calls for an edge. `whose` is the device, for the log.
+    pub fn sink(self, whose: &'static str) -> Box<dyn Fn() + Send + Sync> {
+        Box::new(move || {
+            if let Err(error) = self.pulse() {
+                log::error!("cannot raise {whose}'s interrupt: {error}");
+            }
+        })
+    }
 }
 
 /// A level-triggered GSI with several functions on it: high while any of them asserts.

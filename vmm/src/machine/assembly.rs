@@ -74,15 +74,10 @@ impl Assembly<'_> {
 
     /// The registers through which the guest learns of processors and memory that come and go.
     pub(super) fn hot_plug_registers(&self, extent: &Extent, ejected: &Arc<Ejected>) -> Arc<HotPlugRegisters> {
-        let line = EdgeLine::new(self.vm.fd(), arch::ports::EVENT_GSI);
-        let interrupt = move || {
-            if let Err(error) = line.pulse() {
-                log::error!("cannot raise the event device's interrupt: {error}");
-            }
-        };
+        let interrupt = EdgeLine::new(self.vm.fd(), arch::ports::EVENT_GSI).sink("the event device");
         let ejected = Arc::clone(ejected);
         let tell = move |number| ejected.tell(number);
-        HotPlugRegisters::new(extent.cpus.clone(), extent.memory.clone(), Box::new(interrupt), Box::new(tell))
+        HotPlugRegisters::new(extent.cpus.clone(), extent.memory.clone(), interrupt, Box::new(tell))
     }
 
     /// What vCPUs are made with, at the start and later.
